@@ -1,0 +1,75 @@
+// The verbs of symmetric memory. The ranks' conversation (who creates, who imports, who votes) is
+// Python's; a backend only does what it is told and reports what happened. Two backends: host
+// (memfd, for CPU devices) and CUDA (driver VMM).
+//
+// Every object has one deleter and owns what it is built from, so teardown order is structural:
+// a Mapping keeps its allocation and its address range alive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace jax_symm {
+
+/// An address at which one rank's memory is visible to ordinary loads and stores.
+struct UnicastAddress {
+  uint64_t value = 0;
+};
+/// An address that only multimem instructions may touch. A different type, so that neither can be
+/// passed for the other.
+struct MulticastAddress {
+  uint64_t value = 0;
+};
+
+enum class HandleType { kPosixFd, kFabric };
+
+/// Physical memory of one device, created here or imported from a peer.
+class Allocation {
+ public:
+  virtual ~Allocation() = default;
+  virtual uint64_t nbytes() const = 0;
+  /// A descriptor (close-on-exec) that a peer on this host can import.
+  virtual StatusOr<UniqueFd> ExportFd() const = 0;
+  /// An opaque handle that a peer in the same NVLink domain can import.
+  virtual StatusOr<std::string> ExportFabric() const = 0;
+};
+
+/// An allocation made visible at an address of this process.
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  virtual UnicastAddress address() const = 0;
+  virtual uint64_t nbytes() const = 0;
+};
+
+/// `device` is the backend's own ordinal (CUDA ordinal; ignored on the host).
+class MemoryBackend {
+ public:
+  virtual ~MemoryBackend() = default;
+  virtual const char* name() const = 0;
+
+  /// Sizes of allocations are multiples of this.
+  virtual StatusOr<uint64_t> Granularity(int device) const = 0;
+  virtual StatusOr<std::shared_ptr<Allocation>> Create(int device, uint64_t nbytes,
+                                                       HandleType type) = 0;
+  /// Takes no ownership of `fd`.
+  virtual StatusOr<std::shared_ptr<Allocation>> ImportFd(int device, int fd, uint64_t nbytes) = 0;
+  virtual StatusOr<std::shared_ptr<Allocation>> ImportFabric(int device, const std::string& handle,
+                                                             uint64_t nbytes) = 0;
+  /// Reserves a range, maps the whole allocation there and grants read-write access to `devices`.
+  virtual StatusOr<std::shared_ptr<Mapping>> Map(std::shared_ptr<Allocation> allocation,
+                                                 std::span<const int> devices) = 0;
+  /// Zeroes [offset, offset + nbytes) and returns when the zeros are visible to every peer.
+  virtual Status Zero(int device, const Mapping& mapping, uint64_t offset, uint64_t nbytes) = 0;
+  /// Waits for all work of this process on `device`.
+  virtual Status Synchronize(int device) = 0;
+};
+
+}  // namespace jax_symm
