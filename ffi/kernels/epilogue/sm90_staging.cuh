@@ -1,0 +1,99 @@
+// From accumulators to rows in shared memory (math warpgroups), and from there to global memory in
+// 16-byte stores, whole rows at a time (store warp). One buffer serves both warpgroups in turn:
+// while one is stored, the other still multiplies.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/epilogue/pack_pair.cuh"
+#include "kernels/mainloop/sm90_tile.h"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/shared_address.cuh"
+#include "kernels/ptx/stmatrix.cuh"
+
+namespace jax_symm {
+
+/// A piece in flight: 64 rows x kStagingColumns of one warpgroup's share of a tile. Pieces are
+/// numbered in the order in which the store warp drains them.
+template <typename Tile>
+struct StagingPiece {
+  uint32_t index;
+
+  static __device__ __forceinline__ StagingPiece First(uint32_t tile_of_cta, uint32_t warpgroup) {
+    return {(tile_of_cta * Tile::kMathWarpgroups + warpgroup) * Tile::kStagingPieces};
+  }
+  __device__ __forceinline__ uint32_t Buffer() const { return index % Tile::kStagingBuffers; }
+  __device__ __forceinline__ uint32_t Parity() const { return index / Tile::kStagingBuffers & 1; }
+};
+
+/// A whole math warpgroup: rounds 64 x kWarpgroupN sums and lays them out as rows.
+template <typename Tile>
+__device__ __forceinline__ void StageAccumulators(typename Tile::SharedStorage& shared,
+                                                  uint32_t tile_of_cta, uint32_t warpgroup,
+                                                  const float (&d)[Tile::kWarpgroupN / 2]) {
+  using E = typename Tile::Element;
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t row = threadIdx.x / 32 % 4 * 16 + (lane & 15);
+  const uint32_t offset = row * Tile::kStagingPitchBytes + (lane >> 4) * 16;
+  auto piece = StagingPiece<Tile>::First(tile_of_cta, warpgroup);
+#pragma unroll
+  for (int first = 0; first < Tile::kWarpgroupN; first += Tile::kStagingColumns, ++piece.index) {
+    const uint32_t buffer = piece.Buffer();
+    const uint32_t address = ptx::SharedAddress(shared.staging[buffer]) + offset;
+    ptx::MbarrierWait(&shared.staging_empty[buffer], piece.Parity() ^ 1);
+#pragma unroll
+    for (int column = 0; column < Tile::kStagingColumns; column += 16) {
+      const float* v = d + (first + column) / 2;
+      ptx::StoreMatrixX4(address + column * 2, PackPair<E>(v[0], v[1]), PackPair<E>(v[2], v[3]),
+                         PackPair<E>(v[4], v[5]), PackPair<E>(v[6], v[7]));
+    }
+    ptx::MbarrierArrive(&shared.staging_full[buffer]);
+  }
+}
+
+/// The store warp, for one piece: 16 bytes a lane, whole rows at a time.
+/// `row_pointer(row)` is where column 0 of that row of the piece goes, or null to drop the row;
+/// the first `columns` of each row are stored. On return the staging buffer is free.
+template <typename Tile, typename RowPointer>
+__device__ __forceinline__ void StoreStagedRows(typename Tile::SharedStorage& shared,
+                                                StagingPiece<Tile> piece, int columns,
+                                                RowPointer row_pointer) {
+  constexpr int kLanesPerRow = Tile::kStagingColumns * 2 / 16;
+  constexpr int kRowsPerPass = 32 / kLanesPerRow;
+  constexpr int kUnroll = 8;
+  const uint32_t buffer = piece.Buffer();
+  const int lane = threadIdx.x & 31;
+  const int column = lane % kLanesPerRow * 8;
+  const uint32_t source = ptx::SharedAddress(shared.staging[buffer]) + column * 2 +
+                          lane / kLanesPerRow * Tile::kStagingPitchBytes;
+  uint64_t pointers[Tile::kWarpgroupM / 32];  // of rows lane, lane + 32
+#pragma unroll
+  for (int i = 0; i < Tile::kWarpgroupM / 32; ++i) {
+    pointers[i] = reinterpret_cast<uint64_t>(row_pointer(lane + i * 32));
+  }
+  ptx::MbarrierWait(&shared.staging_full[buffer], piece.Parity());
+#pragma unroll
+  for (int half = 0; half < Tile::kWarpgroupM / 32; ++half) {
+#pragma unroll 1
+    for (int row0 = 0; row0 < 32; row0 += kRowsPerPass * kUnroll) {
+      uint4 values[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        values[i] = ptx::LoadShared16(source + (half * 32 + row0 + i * kRowsPerPass) *
+                                                   Tile::kStagingPitchBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        const int row = row0 + i * kRowsPerPass + lane / kLanesPerRow;
+        const uint64_t pointer = __shfl_sync(0xFFFFFFFFu, pointers[half], row);
+        if (pointer != 0 && column < columns) {
+          ptx::StoreGlobal16(pointer + column * 2, values[i]);
+        }
+      }
+    }
+  }
+  __syncwarp();
+  if (lane == 0) ptx::MbarrierArrive(&shared.staging_empty[buffer]);
+}
+
+}  // namespace jax_symm
