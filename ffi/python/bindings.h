@@ -1,0 +1,58 @@
+// What the binding files share. The only folder with nanobind.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "python/status_cast.h"
+
+namespace jax_symm {
+
+namespace nb = nanobind;
+
+/// A reference to a native object that Python can drop by name: unmapping then happens at a known
+/// place and without the GIL, not when a collector finds the time.
+template <typename T>
+class Held {
+ public:
+  explicit Held(std::shared_ptr<T> object) : object_(std::move(object)) {}
+
+  std::shared_ptr<T> get() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (object_ == nullptr) throw StatusError(FailedPrecondition("the object was released"));
+    return object_;
+  }
+
+  void Release() {
+    nb::gil_scoped_release without_gil;
+    std::shared_ptr<T> dropped;
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped.swap(object_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<T> object_;
+};
+
+template <typename T>
+std::unique_ptr<Held<T>> Hold(std::shared_ptr<T> object) {
+  return std::make_unique<Held<T>>(std::move(object));
+}
+
+/// Binds Held<T> under `name`, with `release()`.
+template <typename T>
+nb::class_<Held<T>> BindHeld(nb::module_& module, const char* name, const char* doc) {
+  return nb::class_<Held<T>>(module, name, doc)
+      .def("release", &Held<T>::Release, "Drops this reference. Idempotent.");
+}
+
+void BindErrors(nb::module_& module);
+void BindMemory(nb::module_& module);
+/// In bind_cuda_memory.cc.
+void BindCudaMemory(nb::module_& module);
+
+}  // namespace jax_symm
