@@ -52,6 +52,7 @@ nb::class_<Held<T>> BindHeld(nb::module_& module, const char* name, const char* 
 
 void BindErrors(nb::module_& module);
 void BindMemory(nb::module_& module);
+void BindRuntime(nb::module_& module);
 /// In bind_cuda_memory.cc.
 void BindCudaMemory(nb::module_& module);
 
