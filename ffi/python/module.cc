@@ -5,5 +5,6 @@ NB_MODULE(_jax_symm, module) {
   module.doc() = "Native half of jax_symm.";
   jax_symm::BindErrors(module);
   jax_symm::BindMemory(module);
+  jax_symm::BindCudaMemory(module);
   jax_symm::BindRuntime(module);
 }
