@@ -1,0 +1,409 @@
+"""Symmetric memory: the same buffer on every rank of a group, every peer's mapped.
+
+The conversation of the ranks is in `_contract` and `_rendezvous`; this file joins it to
+JAX's devices and hands out what it brings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_symm import _native
+from jax_symm._contract import Agreed, contract
+from jax_symm._rendezvous import (
+    GroupMemory,
+    Member,
+    Surroundings,
+    rendezvous_peers,
+    round_up,
+)
+from jax_symm.agreement import Ballot, concrete_mesh, open_conversation, settle
+from jax_symm.errors import (
+    SymmError,
+    SymmStateError,
+    SymmTypeError,
+    SymmUnsupportedError,
+    SymmValueError,
+)
+from jax_symm.exchange import Exchange
+from jax_symm.group import AxisName, MeshGroups
+
+#: Bytes of each rank's signal pad: zeroed at set-up, for flags of kernels.
+SIGNAL_PAD_BYTES = 16384
+
+_ALIGNMENT_BYTES = 256
+NO_HOST_MULTICAST = "memory of CPU devices has no multicast"
+
+
+class Conversation(NamedTuple):
+    """A set-up under way.
+
+    Attributes:
+      exchange: Bytes and descriptors between its processes.
+      ballot: Its votes.
+      groups: The groups of its mesh.
+      agreed: The outcome of the contract round.
+    """
+
+    exchange: Exchange
+    ballot: Ballot
+    groups: MeshGroups
+    agreed: Agreed
+
+
+def converse(
+    groups: MeshGroups,
+    purpose: str,
+    alike: Mapping[str, Any],
+    own: Mapping[str, Any] | None = None,
+    failure: Exception | None = None,
+) -> Conversation:
+    """Begins a set-up: connects the processes and runs the contract round.
+
+    Args:
+      groups: The groups of the mesh.
+      purpose: What it is for, as messages name it.
+      alike: What must be equal in all processes.
+      own: What this process says of itself.
+      failure: What already went wrong in this process.
+
+    Raises:
+      SymmError: The same on every process.
+
+    Collective: yes, over every process of the mesh.
+    """
+    _release_abandoned()
+    exchange, ballot = open_conversation(groups, purpose)
+    unconnected = exchange.connect()
+    failure = failure or unconnected
+    agreed = contract(exchange, ballot, groups, alike, own, failure)
+    return Conversation(exchange, ballot, groups, agreed)
+
+
+def allocate(
+    talk: Conversation, nbytes: int, zero_ranges: Sequence[tuple[int, int]]
+) -> dict[int, GroupMemory]:
+    """Makes `nbytes` on every rank and maps every peer's: the peers round.
+
+    Args:
+      talk: The set-up, past its contract.
+      nbytes: Bytes per rank, rounded up to the granularity of the backend.
+      zero_ranges: (offset, nbytes) that are zero before any rank goes on.
+
+    Returns:
+      The memory of each group that has a rank in this process.
+
+    Raises:
+      SymmError: The same on every process; nothing is kept.
+
+    Collective: yes, over every process of the mesh.
+    """
+    backend, handle_type = None, None
+    failure: Exception | None = None
+    try:
+        backend = _backend(talk.groups.platform)
+        granularity = max(
+            backend.granularity(ordinal(device))
+            for _, device in talk.groups.local(jax.process_index())
+        )
+        nbytes = round_up(nbytes, granularity)
+        kind = "POSIX_FD" if talk.exchange.process_count > 1 else "NONE"
+        handle_type = getattr(_native.module().HandleType, kind)
+    # A process without a backend must still vote.
+    except Exception as error:
+        failure = error
+    settle(talk.ballot, talk.groups, "backend", failure)
+    around = Surroundings(
+        name="memory",
+        groups=_members(talk),
+        labels=talk.groups.labels(),
+        backend=backend,
+        ballot=talk.ballot,
+        exchange=talk.exchange,
+    )
+    return rendezvous_peers(
+        around, nbytes=nbytes, zero_ranges=zero_ranges, handle_type=handle_type
+    )
+
+
+def ordinal(device: Any) -> int:
+    """What the memory backend calls a device of this process."""
+    return int(device.local_hardware_id)
+
+
+def _members(talk: Conversation) -> list[list[Member]]:
+    position = {p: i for i, p in enumerate(talk.exchange.processes)}
+    return [
+        [Member(position[d.process_index], ordinal(d)) for d in row]
+        for row in talk.groups.devices
+    ]
+
+
+def _backend(platform: str) -> Any:
+    if platform == "cpu":
+        return _native.module().host_backend()
+    raise SymmUnsupportedError(
+        f"symmetric memory on {platform} devices is not in this build"
+    )
+
+
+# Memory whose owner was dropped without close(). A kernel may still use it, so a finaliser
+# frees nothing; the next set-up does, which no kernel of ours can be waiting through.
+_abandoned: list[GroupMemory] = []
+_abandoned_lock = threading.Lock()
+
+
+def _abandon(memory: Mapping[int, GroupMemory]) -> None:
+    with _abandoned_lock:
+        _abandoned.extend(memory.values())
+
+
+def _release_abandoned() -> None:
+    with _abandoned_lock:
+        memory, _abandoned[:] = list(_abandoned), []
+    for held in memory:
+        held.release()
+
+
+@dataclasses.dataclass(eq=False)
+class SymmetricBuffer:
+    """A buffer of one shape on every rank of every group along a mesh axis.
+
+    Made by `empty`. `peer_rendezvous` and `multicast_rendezvous` give access to it.
+
+    Attributes:
+      shape: Of each rank's part.
+      dtype: Of its elements.
+      nbytes: Of each rank's part, without the signal pad.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    _mesh: Any
+    _groups: MeshGroups
+    _memory: dict[int, GroupMemory]
+    _finalizer: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._finalizer = weakref.finalize(self, _abandon, self._memory)
+        self._finalizer.atexit = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of each rank's part, without the signal pad."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def close(self) -> None:
+        """Lets the memory go. Call it when no program of any rank uses it.
+
+        It is unmapped when the last array made by `array` is gone, too. Idempotent.
+
+        Collective: no.
+        """
+        if self._finalizer.detach() is not None:
+            for held in self._memory.values():
+                held.release()
+
+    def __enter__(self) -> SymmetricBuffer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Access(NamedTuple):
+    """What one rank has of a buffer.
+
+    Attributes:
+      rank: The rank in its group.
+      buffer_ptrs: Address of every rank's part, by rank, valid in this process.
+      multicast_ptr: Address that reaches all parts at once, or None.
+    """
+
+    rank: int
+    buffer_ptrs: tuple[int, ...]
+    multicast_ptr: int | None
+
+
+class SymmetricMemory:
+    """Access to a symmetric buffer, as `peer_rendezvous` gives it.
+
+    Attributes:
+      world_size: Ranks per group.
+      why_no_multicast: Why `multicast_ptr` is None; None where there is multicast.
+    """
+
+    def __init__(self, buffer: SymmetricBuffer, why_no_multicast: str | None):
+        self._buffer = buffer
+        self.world_size = buffer._groups.world_size
+        self.why_no_multicast = why_no_multicast
+
+    def at(self, device: Any) -> Access:
+        """What the rank on `device`, of this process, has of the buffer.
+
+        Raises:
+          SymmValueError: The device is not in the mesh, or another process's.
+          SymmStateError: The buffer is closed.
+        """
+        place = self._buffer._groups.find(device)
+        mappings = self._mappings(device)
+        pointers = tuple(int(m.address) for m in mappings)
+        return Access(place.rank, pointers, None)
+
+    def array(self, device: Any) -> jax.Array:
+        """A view, without a copy, of the part of the rank on `device`.
+
+        Peers may change what it shows while JAX takes arrays to be constant: read it after
+        synchronising, and never donate it. It keeps the memory mapped.
+
+        Raises:
+          SymmValueError: The device is not in the mesh, or another process's.
+          SymmStateError: The buffer is closed.
+        """
+        rank = self._buffer._groups.find(device).rank
+        view = _native.module().array_view(
+            self._mappings(device)[rank],
+            0,
+            list(self._buffer.shape),
+            self._buffer.dtype.name,
+            "cpu" if device.platform == "cpu" else "cuda",
+            ordinal(device),
+        )
+        return jax.dlpack.from_dlpack(view, copy=False)
+
+    def pointer_table(self) -> jax.Array:
+        """The addresses of all parts, as operands for a kernel.
+
+        Returns:
+          uint32 `[*mesh.shape, R, 2]`, one entry of the mesh per device: low and high half
+          of each rank's address, valid in the process of that device.
+        """
+        return self._table(0)
+
+    def signal_pad_table(self) -> jax.Array:
+        """As `pointer_table`, for the signal pads, `SIGNAL_PAD_BYTES` bytes each."""
+        return self._table(_pad_offset(self._buffer.nbytes))
+
+    def _mappings(self, device: Any) -> list[Any]:
+        place = self._buffer._groups.find(device)
+        if device.process_index != jax.process_index():
+            raise SymmValueError(
+                f"device: {device} belongs to process {device.process_index}, this is "
+                f"process {jax.process_index()}; addresses are valid in one process"
+            )
+        held = self._buffer._memory[place.group].mappings
+        if not held:
+            raise SymmStateError("the symmetric buffer is closed")
+        return [held[rank] for rank in range(self.world_size)]
+
+    def _table(self, offset: int) -> jax.Array:
+        mesh = self._buffer._mesh
+        sharding = NamedSharding(mesh, P(*mesh.axis_names))
+        shards = []
+        for _, device in self._buffer._groups.local(jax.process_index()):
+            addresses = [int(m.address) + offset for m in self._mappings(device)]
+            halves = np.array([(a & 0xFFFFFFFF, a >> 32) for a in addresses], np.uint32)
+            entry = halves.reshape((1,) * mesh.devices.ndim + halves.shape)
+            shards.append(jax.device_put(entry, device))
+        shape = (*mesh.devices.shape, self.world_size, 2)
+        return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def empty(
+    shape: Sequence[int], dtype: Any, *, mesh: Any = None, axis_name: AxisName
+) -> SymmetricBuffer:
+    """Makes a symmetric buffer: memory of one shape on every rank, contents undefined.
+
+    Args:
+      shape: Of each rank's part.
+      dtype: Of its elements.
+      mesh: The mesh; None for that of `jax.set_mesh`.
+      axis_name: Axis of the mesh, or tuple of axes, along which the groups lie.
+
+    Returns:
+      The buffer, with a zeroed signal pad of `SIGNAL_PAD_BYTES` bytes per rank.
+
+    Raises:
+      SymmError: The same on every process, which then has nothing of it: the processes
+        differ, memory ran out, or a process did not arrive before the deadline,
+        `JAX_SYMM_INIT_TIMEOUT_S`.
+
+    Collective: yes, over every process of the mesh, outside jit.
+    """
+    mesh = concrete_mesh(mesh)
+    groups = MeshGroups.of(mesh, axis_name)
+    failure: SymmError | None = None
+    extents, element = tuple(shape), np.dtype(dtype)
+    if any(not isinstance(d, int) or d < 0 for d in extents):
+        failure = SymmValueError(f"empty: shape: got {extents}, expected integers >= 0")
+    elif element.hasobject:
+        failure = SymmTypeError(f"empty: dtype: got {element}, expected numbers")
+    alike = {"call": "empty", "shape": [str(d) for d in extents], "dtype": element.name}
+    talk = converse(groups, "empty", alike, failure=failure)
+    pad_offset = _pad_offset(math.prod(extents) * element.itemsize)
+    memory = allocate(
+        talk, pad_offset + SIGNAL_PAD_BYTES, [(pad_offset, SIGNAL_PAD_BYTES)]
+    )
+    return SymmetricBuffer(extents, element, mesh, groups, memory)
+
+
+def peer_rendezvous(buf: SymmetricBuffer) -> SymmetricMemory:
+    """Meets the peers over a buffer and gives access to all its parts.
+
+    What a rank's host wrote before it came here is there for all ranks afterwards.
+
+    Raises:
+      SymmTimeoutError: A process did not come before the deadline.
+      SymmPeerLostError: A process is gone.
+
+    Collective: yes, over every process of the mesh, outside jit.
+    """
+    return _rendezvous(buf, "peer_rendezvous", NO_MULTICAST_ASKED)
+
+
+def multicast_rendezvous(buf: SymmetricBuffer, what: str) -> SymmetricMemory:
+    """As `peer_rendezvous`, and asks for a multicast address.
+
+    Multicast is had by all ranks of a group or by none; without it the peers' addresses
+    work all the same, and `why_no_multicast` says why.
+
+    Args:
+      buf: The buffer.
+      what: What it is for, as messages name it.
+
+    Raises:
+      SymmError: As `peer_rendezvous`.
+
+    Collective: yes, over every process of the mesh, outside jit.
+    """
+    return _rendezvous(buf, f"multicast_rendezvous of {what}", NO_HOST_MULTICAST)
+
+
+NO_MULTICAST_ASKED = "multicast_rendezvous was not called"
+
+
+def _rendezvous(buf: SymmetricBuffer, purpose: str, why: str) -> SymmetricMemory:
+    failure: SymmError | None = None
+    if not isinstance(buf, SymmetricBuffer):
+        raise SymmTypeError(
+            f"{purpose}: got {type(buf).__name__}, expected what empty made"
+        )
+    if not buf._finalizer.alive:
+        failure = SymmStateError(f"{purpose}: the buffer is closed")
+    alike = {"call": purpose, "shape": [str(d) for d in buf.shape]}
+    converse(buf._groups, purpose, alike, failure=failure)
+    return SymmetricMemory(buf, why)
+
+
+def _pad_offset(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

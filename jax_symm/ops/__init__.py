@@ -1,0 +1,1 @@
+"""The operations: `gemm` is public, `reference` is their definition in `jax.lax`."""

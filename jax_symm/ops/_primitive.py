@@ -1,0 +1,345 @@
+"""The primitives behind the operations: typing, derivatives, batching, lowering.
+
+A primitive of our own, and not `jax.ffi.ffi_call`, because the result's varying axes
+differ from the operands': reduce_scatter varies over the axis, all_reduce does not. The
+third operand is the caller's `axis_index`, which the runtime compares with the rank that
+the workspace gave this device.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import ManualAxisType
+
+from jax_symm import _native
+from jax_symm.errors import SymmUnsupportedError
+from jax_symm.group import axis_text
+from jax_symm.ops import _rules, reference
+
+_logger = logging.getLogger("jax_symm")
+
+gemm_reduce_scatter_p = Primitive("gemm_reduce_scatter")
+gemm_all_reduce_p = Primitive("gemm_all_reduce")
+all_gather_gemm_p = Primitive("all_gather_gemm")
+
+_FLIPPED: dict[_rules.WeightLayout, _rules.WeightLayout] = {"kn": "nk", "nk": "kn"}
+
+
+# The parameters of every primitive:
+#   axes, axis_size      the mesh axes, and ranks along them
+#   dimension            of x, not negative: scattered or gathered; None for all_reduce
+#   size                 all_gather_gemm: entries of `dimension` kept after the gather
+#   w_layout, out_dtype  as in the public operations
+#   path, spec           what was asked for, and the workspace's facts or None
+
+
+def _problem(op: _rules.Op, x: Any, w: Any, params: dict[str, Any]) -> _rules.Problem:
+    return _rules.make_problem(
+        op,
+        x,
+        w,
+        params["axis_size"],
+        scatter_dimension=-2 if params["dimension"] is None else params["dimension"],
+        w_layout=params["w_layout"],
+        preferred_element_type=params["out_dtype"],
+    )
+
+
+# --- typing ---------------------------------------------------------------------------
+
+
+def _communicating_abstract_eval(
+    op: _rules.Op, x: Any, w: Any, axis_index: Any, **params: Any
+) -> Any:
+    problem = _problem(op, x, w, params)
+    varying = x.manual_axis_type.varying | w.manual_axis_type.varying
+    if op == "all_reduce":
+        varying -= set(params["axes"])
+    return x.update(
+        shape=problem.out_shape,
+        dtype=problem.out_dtype,
+        weak_type=False,
+        manual_axis_type=ManualAxisType(varying=varying),
+    )
+
+
+def _all_gather_gemm_abstract_eval(x: Any, w: Any, **params: Any) -> Any:
+    shape = list(x.shape)
+    shape[params["dimension"]] = params["size"]
+    shape[-1] = w.shape[1 if params["w_layout"] == "kn" else 0]
+    varying = x.manual_axis_type.varying | w.manual_axis_type.varying
+    return x.update(
+        shape=tuple(shape),
+        dtype=np.dtype(params["out_dtype"]),
+        weak_type=False,
+        manual_axis_type=ManualAxisType(varying=varying),
+    )
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def _weight_cotangent(
+    x: jax.Array, ct: jax.Array, w_layout: _rules.WeightLayout, dtype: Any
+) -> jax.Array:
+    """`x^T @ ct` over all dimensions but the last, in the layout of the weight."""
+    rows = tuple(range(x.ndim - 1))
+    left, right = (x, ct) if w_layout == "kn" else (ct, x)
+    return lax.dot_general(
+        left, right, ((rows, rows), ((), ())), preferred_element_type=dtype
+    )
+
+
+def _reduce_scatter_transpose(
+    ct: Any, x: Any, w: Any, axis_index: Any, **params: Any
+) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [None, None, None]
+    aval = (x if ad.is_undefined_primal(x) else w).aval
+    ct = ct.astype(aval.dtype)
+    if ad.is_undefined_primal(x):
+        size = aval.shape[params["dimension"]]
+        flipped = {
+            **params,
+            "w_layout": _FLIPPED[params["w_layout"]],
+            "out_dtype": aval.dtype,
+        }
+        return [all_gather_gemm_p.bind(ct, w, size=size, **flipped), None, None]
+    rows = reference.gather(
+        ct, params["axes"], params["dimension"], x.shape[params["dimension"]]
+    )
+    return [None, _weight_cotangent(x, rows, params["w_layout"], aval.dtype), None]
+
+
+def _all_reduce_transpose(
+    ct: Any, x: Any, w: Any, axis_index: Any, **params: Any
+) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [None, None, None]
+    aval = (x if ad.is_undefined_primal(x) else w).aval
+    ct = ct.astype(aval.dtype)
+    axes = params["axes"]
+    if axes and not set(axes) <= aval.manual_axis_type.varying:
+        # check_vma=False: every rank holds its own share of the cotangent.
+        ct = lax.psum(ct, axes)
+    ct = reference.vary(ct, aval.manual_axis_type.varying)
+    if ad.is_undefined_primal(x):
+        flipped = _FLIPPED[params["w_layout"]]
+        return [reference.local_product(ct, w, flipped, aval.dtype), None, None]
+    return [None, _weight_cotangent(x, ct, params["w_layout"], aval.dtype), None]
+
+
+def _all_gather_gemm_transpose(ct: Any, x: Any, w: Any, **params: Any) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [None, None]
+    aval = (x if ad.is_undefined_primal(x) else w).aval
+    ct = ct.astype(aval.dtype)
+    size = params.pop("size")
+    if ad.is_undefined_primal(x):
+        flipped = {
+            **params,
+            "w_layout": _FLIPPED[params["w_layout"]],
+            "out_dtype": aval.dtype,
+        }
+        axis_index = lax.axis_index(params["axes"])
+        out = gemm_reduce_scatter_p.bind(ct, w, axis_index, **flipped)
+        return [out, None]
+    rows = reference.gather(x, params["axes"], params["dimension"], size)
+    return [None, _weight_cotangent(rows, ct, params["w_layout"], aval.dtype)]
+
+
+# --- batching -------------------------------------------------------------------------
+
+
+def _batch(
+    primitive: Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[Any, int]:
+    """A batch of x is one more non-contracted dimension; a batch of w is a loop."""
+    x, w, *rest = args
+    x_dim, w_dim, *rest_dims = dims
+    if any(d is not None for d in rest_dims):
+        raise SymmUnsupportedError(
+            f"{primitive.name}: axis {axis_text(params['axes'])} is the axis of a vmap; "
+            "the collective axis must be a mesh axis of jax.shard_map"
+        )
+    if w_dim is not None:
+        return _loop(primitive, x, w, rest, x_dim, w_dim, params)
+    if x_dim == x.ndim - 1:
+        x, x_dim = jax.numpy.moveaxis(x, x_dim, 0), 0
+    dimension = params["dimension"]
+    if dimension is not None and x_dim <= dimension:
+        params["dimension"] = dimension + 1
+    return primitive.bind(x, w, *rest, **params), x_dim
+
+
+def _loop(
+    primitive: Primitive,
+    x: Any,
+    w: Any,
+    rest: Sequence[Any],
+    x_dim: int | None,
+    w_dim: int,
+    params: dict[str, Any],
+) -> tuple[Any, int]:
+    ws = jax.numpy.moveaxis(w, w_dim, 0)
+    if x_dim is None:
+        return lax.map(lambda w: primitive.bind(x, w, *rest, **params), ws), 0
+    xs = jax.numpy.moveaxis(x, x_dim, 0)
+    return lax.map(lambda xw: primitive.bind(*xw, *rest, **params), (xs, ws)), 0
+
+
+# --- lowering -------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _log_fallback(op: _rules.Op, reason: str) -> None:
+    _logger.info("%s takes the xla path: %s", op, reason)
+
+
+def _lower(
+    platform: str,
+    op: _rules.Op,
+    ctx: Any,
+    x: Any,
+    w: Any,
+    axis_index: Any,
+    **params: Any,
+) -> Any:
+    x_aval, w_aval, _ = ctx.avals_in
+    problem = _problem(op, x_aval, w_aval, params)
+    spec = params["spec"]
+    plan = _rules.choose(problem, platform, spec, params["path"])
+    _rules.require(plan, op, spec)
+    if plan.path == "host":
+        return _lower_host(problem, ctx, x, w, axis_index, **params)
+    if params["path"] == "auto":
+        _log_fallback(op, plan.reason)
+    return _lower_reference(op, ctx, x, w, **params)
+
+
+def _lower_reference(op: _rules.Op, ctx: Any, x: Any, w: Any, **params: Any) -> Any:
+    def definition(x: jax.Array, w: jax.Array) -> jax.Array:
+        common: dict[str, Any] = {
+            "w_layout": params["w_layout"],
+            "preferred_element_type": params["out_dtype"],
+        }
+        if op == "all_reduce":
+            return reference.gemm_all_reduce(x, w, params["axes"], **common)
+        return reference.gemm_reduce_scatter(
+            x, w, params["axes"], scatter_dimension=params["dimension"], **common
+        )
+
+    inner = ctx.replace(avals_in=ctx.avals_in[:2])
+    return mlir.lower_fun(definition, multiple_results=False)(inner, x, w)
+
+
+def _lower_host(
+    problem: _rules.Problem, ctx: Any, x: Any, w: Any, axis_index: Any, **params: Any
+) -> Any:
+    """XLA's dot, then one custom call that sums the partial products of the ranks."""
+    x_aval, w_aval, index_aval = ctx.avals_in
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        return reference.local_product(x, w, params["w_layout"], problem.dtype)
+
+    def empty(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.numpy.zeros(problem.out_shape, problem.out_dtype)
+
+    if 0 in problem.out_shape:
+        inner = ctx.replace(avals_in=[x_aval, w_aval])
+        return mlir.lower_fun(empty, multiple_results=False)(inner, x, w)
+    partial_aval = x_aval.update(
+        shape=problem.product_shape, dtype=problem.dtype, weak_type=False
+    )
+    inner = ctx.replace(avals_in=[x_aval, w_aval], avals_out=[partial_aval])
+    (partial,) = mlir.lower_fun(product, multiple_results=False)(inner, x, w)
+    _native.register()
+    call = jax.ffi.ffi_lowering(_native.target_name(problem.op))
+    return call(
+        ctx.replace(avals_in=[partial_aval, index_aval]),
+        partial,
+        axis_index,
+        workspace=params["spec"].name,
+        call_site=_call_site(problem, ctx),
+        axis_size=np.int64(problem.world_size),
+        batch=np.int64(problem.batch),
+        rows=np.int64(problem.rows),
+        shard_rows=np.int64(problem.shard_rows),
+        n=np.int64(problem.n),
+        k=np.int64(problem.k),
+    )
+
+
+def _call_site(problem: _rules.Problem, ctx: Any) -> np.int64:
+    """A number for this place in the program: equal on all processes, and in every run."""
+    text = f"{ctx.name_stack}|{problem}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return np.int64(int.from_bytes(digest, "little") >> 1)
+
+
+# --- registration ---------------------------------------------------------------------
+
+
+def _apply(primitive: Primitive) -> None:
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+
+
+def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -> None:
+    _apply(primitive)
+    primitive.def_abstract_eval(functools.partial(_communicating_abstract_eval, op))
+    ad.defjvp(
+        primitive,
+        lambda dx, x, w, i, **params: primitive.bind(dx, w, i, **params),
+        lambda dw, x, w, i, **params: primitive.bind(x, dw, i, **params),
+        None,
+    )
+    ad.primitive_transposes[primitive] = transpose
+    # Not cacheable: a cached lowering would give two calls one name stack.
+    for platform in ("cpu", "cuda", None):
+        rule = functools.partial(_lower, platform or "other", op)
+        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+
+
+def _all_gather_gemm_reference(x: jax.Array, w: jax.Array, **params: Any) -> jax.Array:
+    return reference.all_gather_gemm(
+        x,
+        w,
+        params["axes"],
+        gather_dimension=params["dimension"],
+        size=params["size"],
+        w_layout=params["w_layout"],
+        preferred_element_type=params["out_dtype"],
+    )
+
+
+def _define_all_gather_gemm() -> None:
+    primitive = all_gather_gemm_p
+    _apply(primitive)
+    primitive.def_abstract_eval(_all_gather_gemm_abstract_eval)
+    ad.defjvp(
+        primitive,
+        lambda dx, x, w, **params: primitive.bind(dx, w, **params),
+        lambda dw, x, w, **params: primitive.bind(x, dw, **params),
+    )
+    ad.primitive_transposes[primitive] = _all_gather_gemm_transpose
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(_all_gather_gemm_reference, multiple_results=False)
+    )
+
+
+_define_communicating(
+    gemm_reduce_scatter_p, "reduce_scatter", _reduce_scatter_transpose
+)
+_define_communicating(gemm_all_reduce_p, "all_reduce", _all_reduce_transpose)
+_define_all_gather_gemm()

@@ -1,0 +1,446 @@
+"""Workspace: the symmetric memory that the operations of one mesh axis go through."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_symm import _native
+from jax_symm._contract import Agreed
+from jax_symm.agreement import concrete_mesh, settle
+from jax_symm.errors import (
+    SymmError,
+    SymmStateError,
+    SymmTypeError,
+    SymmUnavailableError,
+    SymmValueError,
+)
+from jax_symm.group import AxisName, MeshGroups, Place
+from jax_symm.memory import NO_HOST_MULTICAST, Conversation, allocate, converse
+from jax_symm.ops._rules import DTYPES, OPS, Op, WorkspaceSpec, capacity_bytes
+
+_MULTICAST = ("never", "auto", "require")
+_CPU_TIMEOUT_S = 30.0
+_CUDA_TIMEOUT_S = 600.0
+
+_open_names: set[str] = set()
+_current: Any = jax.make_user_context(())
+
+
+@jax.tree_util.register_static
+class Workspace:
+    """Symmetric memory and flags for the operations along one mesh axis.
+
+    Create it once, outside jit, and pass it to the operations, or set it with
+    `use_workspace`. It is a static pytree node: an argument of `jax.jit`, `jax.grad` or
+    `jax.lax.scan`, or a field of a module; without leaves and never in a checkpoint. Two
+    workspaces are equal when name, mesh, axis, capacity and what the ranks agreed on are,
+    so one that is closed and opened again needs no recompilation.
+
+    A compiled program finds the workspace by its name when it runs: it may be compiled,
+    exported or loaded before the workspace exists.
+
+    Attributes:
+      name: Its name, the same on every process.
+      spec: The facts that compiled code may depend on.
+    """
+
+    def __init__(
+        self,
+        mesh: Any = None,
+        axis_name: AxisName | None = None,
+        *,
+        max_m: int,
+        n: int,
+        dtype: Any = ml_dtypes.bfloat16,
+        ops: Sequence[Op] = OPS,
+        multicast: str = "auto",
+        name: str | None = None,
+        timeout_s: float | None = None,
+    ):
+        """Makes the memory on every rank, maps every peer's, and opens it.
+
+        Args:
+          mesh: The mesh; None for that of `jax.set_mesh`.
+          axis_name: Axis of the mesh, or tuple of axes, along which the groups lie.
+          max_m: Rows of the largest product, all batch dimensions multiplied.
+          n: Its columns. `max_m`, `n` and `dtype` are a capacity in bytes: a call fits
+            whose padded `batch * m * n` is not larger, in any supported dtype.
+          dtype: bfloat16, float16 or float32.
+          ops: The operations that it is for: "reduce_scatter", "all_reduce".
+          multicast: "auto"; "never"; or "require" to raise where there is none.
+          name: A name not open yet; None for `<axis>-<k>`, the first that is free.
+          timeout_s: Longest time that a call waits for a peer, in seconds; None for 600
+            on CUDA and 30 on CPU devices.
+
+        Raises:
+          SymmValueError: An argument is wrong, or differs between processes.
+          SymmStateError: The name is open, or JAX is tracing.
+          SymmMemoryError: Memory ran out on a rank.
+          SymmUnavailableError: "require" without multicast, or no common memory.
+          SymmTimeoutError: A process did not come before the deadline,
+            `JAX_SYMM_INIT_TIMEOUT_S`; the text names its ranks.
+          SymmPeerLostError: A process is gone.
+
+        Collective: yes, over every process of the mesh, outside jit. On an error every
+        process raises it and none keeps anything.
+        """
+        if axis_name is None:
+            raise SymmValueError("Workspace: axis_name: got None, expected a mesh axis")
+        mesh = concrete_mesh(mesh)
+        groups = MeshGroups.of(mesh, axis_name)
+        ops = tuple(op for op in OPS if op in ops) if _known(ops) else tuple(ops)
+        failure = _check_arguments(max_m, n, dtype, ops, multicast, name, timeout_s)
+        if timeout_s is None:
+            timeout_s = _CPU_TIMEOUT_S if groups.platform == "cpu" else _CUDA_TIMEOUT_S
+        alike = {
+            "call": "Workspace",
+            "name": name,
+            "max_m": str(max_m),
+            "n": str(n),
+            "dtype": str(dtype if failure else np.dtype(dtype)),
+            "ops": list(ops),
+            "multicast": multicast,
+            "timeout_s": str(timeout_s),
+        }
+        purpose = f"Workspace({name!r})" if name else "Workspace"
+        own = {"open": sorted(_open_names)}
+        talk = converse(groups, purpose, alike, own, failure)
+        self.name = name or _free_name(groups, talk.agreed)
+        capacity = capacity_bytes(groups.world_size, max_m, n, np.dtype(dtype))
+        why_not = _why_no_multicast(ops, multicast, groups, talk.agreed)
+        if multicast == "require" and why_not:
+            raise SymmUnavailableError(
+                f"Workspace({self.name!r}): multicast='require', but there is none: {why_not}"
+            )
+        self.spec = WorkspaceSpec(
+            name=self.name,
+            axes=groups.axes,
+            device_ids=groups.device_ids(),
+            platform=groups.platform,
+            capacity_bytes=capacity,
+            ops=ops,
+            no_multicast=(why_not,) * len(groups.devices),
+        )
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self._open(talk)
+
+    def _open(self, talk: Conversation) -> None:
+        all_reduce = "all_reduce" in self.spec.ops
+        world_size, capacity = self.spec.world_size, self.spec.capacity_bytes
+        native = _native.module()
+        self.nbytes = int(
+            native.host_workspace_nbytes(world_size, capacity, all_reduce)
+        )
+        memory = allocate(talk, self.nbytes, [(0, self.nbytes)])
+        opened: Any = None
+        failure: Exception | None = None
+        try:
+            _native.register()
+            opened = _open_native(self.spec, self._timeout_s, talk, memory)
+        # The others must hear of it, so it goes through the vote.
+        except Exception as error:
+            failure = error
+        for held in memory.values():
+            held.release()
+        try:
+            settle(talk.ballot, talk.groups, "open", failure)
+        except SymmError:
+            if opened is not None:
+                opened.close(0)
+            raise
+        self._adopt(opened, talk)
+
+    def _adopt(self, opened: Any, talk: Conversation) -> None:
+        self._native = opened
+        self._local_devices = [d for _, d in talk.groups.local(jax.process_index())]
+        _open_names.add(self.name)
+        links = talk.exchange.links
+        key = f"{self.name}/{talk.agreed.nonce}"
+        stop: Callable[[], None] = _nothing
+        if links is not None:
+            watcher = functools.partial(_on_lost, opened, talk.groups, links, key)
+            links.watch(watcher)
+            stop = functools.partial(_leave, links, watcher, key)
+            for process in links.lost(talk.exchange.processes):
+                watcher(process)
+        self._finalizer = weakref.finalize(
+            self, _abandon, opened, self.name, stop, self._pid
+        )
+        self._stop_watching = stop
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def check(self) -> None:
+        """Raises the first fault of a call of this workspace, if there was one.
+
+        Raises:
+          SymmTimeoutError: A rank did not come in time; the text names it.
+          SymmPeerLostError: The process of a rank is gone.
+          SymmStateError: The workspace is closed, or ranks made different calls.
+
+        Collective: no.
+        """
+        if self.closed:
+            raise SymmStateError(f"workspace {self.name!r} is closed")
+        self._native.check()
+
+    def calls(self) -> dict[str, dict[Place, int]]:
+        """How many calls each rank of this process has begun on each path.
+
+        Returns:
+          Path -> (group, rank) -> count, for example `{"host": {(0, 3): 12}}`.
+
+        Collective: no.
+        """
+        counts: dict[str, dict[Place, int]] = {}
+        for path, group, rank, count in self._native.calls():
+            counts.setdefault(path, {})[Place(group, rank)] = count
+        return counts
+
+    def close(self) -> None:
+        """Waits for this process's launches and lets the memory go. Idempotent.
+
+        The memory is unmapped when its last user is gone. Launches that do not end within
+        the time-out are failed.
+
+        Raises:
+          SymmTimeoutError: Launches had to be failed.
+
+        Collective: no.
+        """
+        if self._finalizer.detach() is None or os.getpid() != self._pid:
+            return
+        _drain(self._local_devices, self._timeout_s)
+        try:
+            self._native.close(int(self._timeout_s * 1e9))
+        finally:
+            _open_names.discard(self.name)
+            self._stop_watching()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workspace) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
+
+    def __repr__(self) -> str:
+        state = "closed, " if self.closed else ""
+        return (
+            f"Workspace({self.name!r}, {state}{len(self.spec.device_ids)} groups of "
+            f"{self.spec.world_size} ranks along {self.spec.axes}, "
+            f"{self.nbytes} bytes per rank)"
+        )
+
+
+def use_workspace(workspace: Workspace) -> Any:
+    """A context in which calls with `workspace=None` along its axis take this workspace.
+
+    It is part of the key of `jax.jit`: another workspace traces anew. Contexts nest; the
+    innermost workspace of an axis counts.
+
+    Example:
+      with jax_symm.use_workspace(ws):
+          y = model(x)
+    """
+    if not isinstance(workspace, Workspace):
+        raise SymmTypeError(
+            f"use_workspace: got {type(workspace).__name__}, expected a Workspace"
+        )
+    others = tuple(s for s in _current.value if s.axes != workspace.spec.axes)
+    return _current((workspace.spec, *others))
+
+
+def current_spec(axes: tuple[str, ...]) -> WorkspaceSpec | None:
+    """The facts of the workspace that `use_workspace` set for `axes`, or None."""
+    return next((s for s in _current.value if s.axes == axes), None)
+
+
+def export_safety_checks() -> list[Any]:
+    """What `jax.export.export(..., disabled_checks=...)` needs to export the operations.
+
+    JAX guarantees compatibility of an export for its own custom calls alone; those of
+    jax_symm carry a version in their names.
+    """
+    from jax import export
+
+    return [
+        export.DisabledSafetyCheck.custom_call(name) for name in _native.target_names()
+    ]
+
+
+def _known(ops: Sequence[Any]) -> bool:
+    return not isinstance(ops, str) and len(ops) > 0 and all(op in OPS for op in ops)
+
+
+def _check_arguments(
+    max_m: Any, n: Any, dtype: Any, ops: Any, multicast: Any, name: Any, timeout_s: Any
+) -> SymmError | None:
+    for label, value in (("max_m", max_m), ("n", n)):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | np.integer)
+            or value < 0
+        ):
+            return SymmValueError(
+                f"Workspace: {label}: got {value!r}, expected an integer >= 0"
+            )
+    try:
+        supported = np.dtype(dtype) in DTYPES
+    except TypeError:
+        supported = False
+    if not supported:
+        return SymmTypeError(
+            f"Workspace: dtype: got {dtype}, expected bfloat16, float16 or float32"
+        )
+    if not _known(ops):
+        return SymmValueError(
+            f"Workspace: ops: got {ops!r}, expected a non-empty selection of {OPS}"
+        )
+    if multicast not in _MULTICAST:
+        return SymmValueError(
+            f"Workspace: multicast: got {multicast!r}, expected one of {_MULTICAST}"
+        )
+    if timeout_s is not None and not 0 < timeout_s < 1e6:
+        return SymmValueError(
+            f"Workspace: timeout_s: got {timeout_s!r}, expected seconds between 0 and 1e6"
+        )
+    if name is not None and (not isinstance(name, str) or not name):
+        return SymmValueError(f"Workspace: name: got {name!r}, expected a text")
+    if name in _open_names:
+        return SymmStateError(
+            f"Workspace({name!r}): the name is already open; close that workspace first, "
+            "or give this one another name"
+        )
+    return None
+
+
+def _free_name(groups: MeshGroups, agreed: Agreed) -> str:
+    taken = {name for own in agreed.own for name in own["open"]}
+    prefix = ".".join(groups.axes) or "none"
+    return next(
+        name
+        for name in (f"{prefix}-{k}" for k in range(len(taken) + 1))
+        if name not in taken
+    )
+
+
+def _why_no_multicast(
+    ops: tuple[Op, ...], multicast: str, groups: MeshGroups, agreed: Agreed
+) -> str | None:
+    if multicast == "never":
+        return "asked for with multicast='never'"
+    if agreed.veto:
+        return agreed.veto
+    if multicast == "auto" and "all_reduce" not in ops:
+        return "reduce_scatter alone gains nothing from it"
+    return NO_HOST_MULTICAST if groups.platform == "cpu" else "not in this build"
+
+
+def _open_native(
+    spec: WorkspaceSpec, timeout_s: float, talk: Conversation, memory: dict[int, Any]
+) -> Any:
+    native = _native.module()
+    locals_ = []
+    for place, device in talk.groups.local(jax.process_index()):
+        mappings = memory[place.group].mappings
+        locals_.append(
+            native.LocalRank(
+                device.id,
+                place.group,
+                place.rank,
+                [mappings[rank] for rank in range(spec.world_size)],
+            )
+        )
+    return native.open_workspace(
+        spec.name,
+        talk.agreed.nonce,
+        int(timeout_s * 1e9),
+        spec.world_size,
+        spec.capacity_bytes,
+        "all_reduce" in spec.ops,
+        ".".join(spec.axes),
+        talk.groups.labels(),
+        locals_,
+    )
+
+
+def _on_lost(
+    opened: Any, groups: MeshGroups, links: Any, key: str, process: int
+) -> None:
+    """Ends the waits for the ranks of a process that died."""
+    if links.has_left(process, key):
+        return
+    how = links.lost([process]).get(process, "its connection ended")
+    mine = {place.group for place, _ in groups.local(jax.process_index())}
+    for place, _ in groups.local(process):
+        if place.group in mine:
+            label = groups.label(place.group, place.rank)
+            opened.abort(
+                place.group, place.rank, f"{label} of group {place.group}: {how}"
+            )
+
+
+def _leave(links: Any, watcher: Callable[[int], None], key: str) -> None:
+    links.unwatch(watcher)
+    links.say_left(key)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _abandon(opened: Any, name: str, stop: Callable[[], None], pid: int) -> None:
+    """The finaliser: lets go without waiting, by dropping `opened`.
+
+    Launches in flight keep the memory until they end.
+    """
+    del opened
+    if os.getpid() == pid:
+        _open_names.discard(name)
+        stop()
+
+
+def _drain(devices: Sequence[Any], timeout_s: float) -> None:
+    """Waits until the programs already launched on these devices have ended."""
+    done = threading.Event()
+
+    def run() -> None:
+        sharding = NamedSharding(
+            Mesh(np.asarray(devices, dtype=object), ("local",)), P("local")
+        )
+        try:
+            zeros = jax.device_put(np.zeros(len(devices), np.int32), sharding)
+            jax.block_until_ready(_increment(zeros))
+        # A program that failed is reported to its own reader.
+        except Exception:
+            pass
+        done.set()
+
+    threading.Thread(target=run, name="jax_symm-drain", daemon=True).start()
+    done.wait(timeout_s)
+
+
+@jax.jit
+def _increment(x: jax.Array) -> jax.Array:
+    return x + 1
