@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_symm import _jax_compat, config
 from jax_symm._links import Deadline, wait_or_lost
-from jax_symm._rendezvous import OK
+from jax_symm._rounds import OK
 from jax_symm.errors import SymmStateError, SymmValueError, from_name
 from jax_symm.exchange import Exchange
 from jax_symm.group import AxisName, MeshGroups

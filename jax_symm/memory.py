@@ -20,13 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
 from jax_symm._contract import Agreed, contract
-from jax_symm._rendezvous import (
-    GroupMemory,
-    Member,
-    Surroundings,
-    rendezvous_peers,
-    round_up,
-)
+from jax_symm._rendezvous import GroupMemory, rendezvous_peers, round_up
+from jax_symm._rounds import Member, Surroundings
 from jax_symm.agreement import Ballot, concrete_mesh, open_conversation, settle
 from jax_symm.errors import (
     SymmError,

@@ -1,0 +1,179 @@
+"""What the workers of the hub run: the product's conversation over the fake driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hub import Line
+from jax_symm import _jax_symm as native
+from jax_symm._multicast import Books, Outcome, rendezvous_multicast
+from jax_symm._multicast_plan import Wish, agree, describe
+from jax_symm._rendezvous import GroupMemory, rendezvous_peers
+from jax_symm._rounds import Member, Surroundings
+
+MIB = 1 << 20
+
+
+@functools.cache
+def backend() -> Any:
+    """The CUDA backend of this process, on the fake driver."""
+    return native.cuda_backend(os.environ["FAKE_CUDA_LIBRARY"])
+
+
+@functools.cache
+def books() -> Books:
+    """The multicast books of this process."""
+    return Books(
+        budget=int(os.environ.get("FAKE_BUDGET", "4")),
+        veto=os.environ.get("FAKE_VETO") or None,
+        in_use=lambda: int(native.ledger()["multicast_objects"]),
+    )
+
+
+@dataclasses.dataclass
+class Setup:
+    """What one conversation is about; the same in every process.
+
+    Attributes:
+      groups: (process, device) of every member.
+      multicast: "never", "auto" or "require".
+    """
+
+    name: str
+    groups: Sequence[Sequence[tuple[int, int]]]
+    multicast: str = "auto"
+    nbytes: int = 3 * MIB
+    capacity_bytes: int = 16 * MIB
+    bind_deadline_s: float = 0.3
+    backoff_s: tuple[float, ...] = (0.01, 0.01, 0.01)
+    hosts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Buffer:
+    """A buffer in the hands of this process."""
+
+    around: Surroundings
+    memory: dict[int, GroupMemory]
+    outcomes: dict[int, Outcome]
+
+    def release(self) -> None:
+        """Multicast first, then the memory."""
+        for outcome in self.outcomes.values():
+            if outcome.range is not None:
+                outcome.range.release()
+        for held in self.memory.values():
+            held.release()
+
+
+def around(line: Line, setup: Setup) -> Surroundings:
+    """The surroundings of a conversation."""
+    groups = [[Member(*member) for member in group] for group in setup.groups]
+    labels = [[f"rank {rank}" for rank in range(len(group))] for group in groups]
+    return Surroundings(setup.name, groups, labels, backend(), line, line)
+
+
+def converse(line: Line, setup: Setup) -> Buffer:
+    """The whole conversation: contract, peers, multicast."""
+    here = around(line, setup)
+    wish = Wish(setup.multicast, setup.nbytes, setup.capacity_bytes)
+    host = setup.hosts[line.process_index] if setup.hosts else "one host"
+    payloads = line.allgather(
+        f"{setup.name}/contract", describe(here, wish, books(), host)
+    )
+    agreed = agree(here, wish, payloads)
+    handle_type = native.HandleType[agreed.handle_type]
+    memory = rendezvous_peers(
+        here, nbytes=agreed.nbytes, zero_ranges=[(0, 4096)], handle_type=handle_type
+    )
+    try:
+        outcomes = rendezvous_multicast(
+            here,
+            memory,
+            agreed.multicast,
+            books(),
+            handle_type=handle_type,
+            required=setup.multicast == "require",
+            deadline_s=setup.bind_deadline_s,
+            backoff_s=setup.backoff_s,
+        )
+    except BaseException:
+        for held in memory.values():
+            held.release()
+        raise
+    return Buffer(here, memory, outcomes)
+
+
+_kept: dict[str, Buffer] = {}
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a process saw of a conversation that succeeded."""
+
+    multicast: dict[int, bool]
+    reasons: dict[int, str]
+    ledger: dict[str, int]
+
+
+def check_bytes(line: Line, buffer: Buffer, tag: str) -> None:
+    """Every rank writes into its own memory; everyone reads everyone's."""
+    for group, rank, device in buffer.around.mine:
+        mine = buffer.memory[group].mappings[rank]
+        zeros = backend().copy_to_host(device, mine.address, 4096)
+        assert zeros == bytes(4096)
+        backend().copy_to_device(device, mine.address, _pattern(group, rank))
+    line.allgather(f"{tag}/written", b"")
+    for group, _, device in buffer.around.mine:
+        for rank, mapping in sorted(buffer.memory[group].mappings.items()):
+            seen = backend().copy_to_host(device, mapping.address, 16)
+            assert seen == _pattern(group, rank), (group, rank, seen)
+    line.allgather(f"{tag}/read", b"")
+
+
+def _pattern(group: int, rank: int) -> bytes:
+    return bytes([1 << rank, group + 1]) * 8
+
+
+def open_and_close(line: Line, setup: Setup, bytes_too: bool = False) -> Seen:
+    """A conversation, a look at the bytes, and everything let go."""
+    buffer = converse(line, setup)
+    try:
+        if bytes_too:
+            check_bytes(line, buffer, setup.name)
+        return _seen(buffer)
+    finally:
+        buffer.release()
+
+
+def _seen(buffer: Buffer) -> Seen:
+    return Seen(
+        {group: o.range is not None for group, o in buffer.outcomes.items()},
+        {group: o.reason for group, o in buffer.outcomes.items()},
+        dict(native.ledger()),
+    )
+
+
+def open_kept(line: Line, setup: Setup) -> Seen:
+    """A conversation whose buffer stays open under its name."""
+    _kept[setup.name] = converse(line, setup)
+    return _seen(_kept[setup.name])
+
+
+def close_kept(line: Line, name: str) -> None:
+    """Closes a kept buffer; local."""
+    _kept.pop(name).release()
+
+
+def forget(line: Line) -> None:
+    """Forgets refusals of multicast."""
+    books().forget()
+
+
+def ledger(line: Line) -> dict[str, int]:
+    """What this process holds."""
+    return dict(native.ledger())
