@@ -190,12 +190,16 @@ def cuMemSetAccess(machine, process, request):
     for ordinal in request.data[:count]:
         gpu = process.gpu(ordinal)
         if isinstance(mapping.obj, Memory):
-            require(_reaches(machine, gpu, mapping.obj.gpu), model.PEER_ACCESS_UNSUPPORTED)
+            require(
+                _reaches(machine, gpu, mapping.obj.gpu), model.PEER_ACCESS_UNSUPPORTED
+            )
         else:
             require(gpu in mapping.obj.team, model.INVALID_DEVICE)
         mapping.access.add(gpu)
     # The host may touch memory, but never a multicast address: only multimem can.
-    return Answer(values=(int(isinstance(mapping.obj, Memory) and flags == _READ_WRITE),))
+    return Answer(
+        values=(int(isinstance(mapping.obj, Memory) and flags == _READ_WRITE),)
+    )
 
 
 def _touch(machine, process, request):

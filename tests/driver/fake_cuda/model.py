@@ -267,7 +267,9 @@ class Machine:
 
     # Multicast.
 
-    def create_multicast(self, size: int, num_devices: int, handle_types: int) -> Multicast:
+    def create_multicast(
+        self, size: int, num_devices: int, handle_types: int
+    ) -> Multicast:
         """cuMulticastCreate: a descriptor only, no slot."""
         require(size > 0 and size % self.config.multicast_granularity == 0)
         require(num_devices > 0)
@@ -313,7 +315,9 @@ class Machine:
         require(memory.gpu in obj.team, INVALID_DEVICE)
         require(not obj.handle_types or bool(memory.handle_types))
         for other in obj.bindings:
-            overlaps = other.offset < offset + size and offset < other.offset + other.size
+            overlaps = (
+                other.offset < offset + size and offset < other.offset + other.size
+            )
             require(other.gpu != memory.gpu or not overlaps)
         obj.bindings.append(Binding(memory.gpu, offset, size, memory))
 
@@ -326,7 +330,9 @@ class Machine:
                     self.violations.append("memory was freed before it was unbound")
                     raise DriverError(INVALID_VALUE)
                 return
-        self.violations.append(f"unbind of ({gpu}, {offset}, {size}), which is not bound")
+        self.violations.append(
+            f"unbind of ({gpu}, {offset}, {size}), which is not bound"
+        )
         raise DriverError(INVALID_VALUE)
 
     def counts(self) -> dict[str, int]:

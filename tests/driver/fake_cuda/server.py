@@ -81,7 +81,9 @@ class Server:
         if delay_s <= 0:
             action()
             return
-        heapq.heappush(self.timers, (time.monotonic() + delay_s, next(self.order), action))
+        heapq.heappush(
+            self.timers, (time.monotonic() + delay_s, next(self.order), action)
+        )
 
     def run(self) -> None:
         """Serves until the process is ended."""
@@ -117,7 +119,9 @@ class Server:
             return
         request = parse_request(packet, descriptors[0] if descriptors else -1)
         try:
-            self._hello(client, request) if request.call == "hello" else self._begin(client, request)
+            self._hello(client, request) if request.call == "hello" else self._begin(
+                client, request
+            )
         finally:
             for fd in descriptors:
                 os.close(fd)
@@ -279,7 +283,9 @@ class Control:
     def multimem_store(self, offset: int, data: bytes) -> int:
         """Stores through the only multicast object alive, as a GPU would; returns how many
         devices it reached. -1: a member of the team has nothing bound there, a device fault."""
-        objects = [o for o in self._server.machine.objects.values() if isinstance(o, Multicast)]
+        objects = [
+            o for o in self._server.machine.objects.values() if isinstance(o, Multicast)
+        ]
         (obj,) = objects
         reached = set()
         for binding in obj.bindings:
