@@ -14,20 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "base/address.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 
 namespace jax_symm {
-
-/// An address at which one rank's memory is visible to ordinary loads and stores.
-struct UnicastAddress {
-  uint64_t value = 0;
-};
-/// An address that only multimem instructions may touch. A different type, so that neither can be
-/// passed for the other.
-struct MulticastAddress {
-  uint64_t value = 0;
-};
 
 /// kNone: for memory that never leaves this process.
 enum class HandleType { kPosixFd, kFabric, kNone };

@@ -1,0 +1,36 @@
+// Hands out the tiles of the product, in the common order, to whichever CTA is free.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ptx/memory.cuh"
+#include "kernels/schedule/tile_order.h"
+#include "kernels/sync/fault.cuh"
+
+namespace jax_symm {
+
+template <typename Tile>
+class TileScheduler {
+ public:
+  __device__ explicit TileScheduler(const KernelParams& params) : params_(params), order_(params) {}
+
+  /// One thread; of a cluster, one thread for all its CTAs. The next position of the order, or
+  /// kNoMoreTiles, also once a fault is known: what has been claimed is still to be finished.
+  __device__ uint32_t Claim() const {
+    if (LaunchHasFailed(params_)) return kNoMoreTiles;
+    const uint32_t position =
+        ptx::AtomicAddRelaxedGpu(&PadOf(params_, params_.rank)->tile_claims, 1);
+    return position < order_.Count() ? position : kNoMoreTiles;
+  }
+
+  /// The tile of CTA `cta` of the cluster. A pair's second tile may lie wholly below the last row.
+  __device__ TileId Decode(uint32_t position, uint32_t cta) const {
+    return order_.Decode(position, cta);
+  }
+
+ private:
+  const KernelParams& params_;
+  TileOrder<Tile> order_;
+};
+
+}  // namespace jax_symm

@@ -1,0 +1,91 @@
+// The only place where a kernel waits for another rank. Every wait is bounded, notices a fault of
+// any rank, and notices the death of a peer's process.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/time.cuh"
+#include "kernels/sync/fault.cuh"
+#include "kernels/sync/signals.cuh"
+
+namespace jax_symm {
+
+inline constexpr uint32_t kFullWarp = 0xffffffffu;
+inline constexpr uint32_t kPollPauseNs = 32;
+/// Host memory is a trip over PCIe: look there rarely.
+inline constexpr uint32_t kPollsPerAbortCheck = 64;
+
+/// What a warp waits for: one word of each rank that it asks for.
+struct Wait {
+  Awaited awaited;
+  uint32_t tile;
+  uint64_t wanted;
+};
+
+namespace spin_internal {
+
+/// Done words count launches; flags have to be the one of this very call.
+__device__ __forceinline__ bool Arrived(const Wait& wait, uint64_t seen) {
+  return wait.awaited == Awaited::kPreviousLaunch ? seen >= wait.wanted : seen == wait.wanted;
+}
+
+__device__ __forceinline__ FaultKind Trouble(const KernelParams& params, const Wait& wait,
+                                             uint64_t seen, bool past_deadline) {
+  if (wait.awaited != Awaited::kPreviousLaunch && FlagEpoch(seen) >= FlagEpoch(wait.wanted)) {
+    return FaultKind::kOtherCall;
+  }
+  return past_deadline ? FaultKind::kTimeout : FaultKind::kNone;
+}
+
+/// Polls until the word of every lane that has one has arrived.
+__device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag, const Wait& wait,
+                                uint32_t peer, const uint64_t* word) {
+  const uint64_t deadline = ptx::GlobalTimerNs() + params.timeout_ns;
+  for (uint32_t poll = 1;; ++poll) {
+    const uint64_t seen = word != nullptr ? ptx::LoadAcquireSys(word) : wait.wanted;
+    if (__any_sync(kFullWarp, LaunchHasFailed(params))) return false;
+    const bool arrived = Arrived(wait, seen);
+    if (__all_sync(kFullWarp, arrived)) return true;
+
+    FaultKind trouble = FaultKind::kNone;
+    uint32_t blamed = peer;
+    if (!arrived) trouble = Trouble(params, wait, seen, ptx::GlobalTimerNs() >= deadline);
+    if (!arrived && poll % kPollsPerAbortCheck == 0) {
+      const uint32_t lost = ptx::LoadRelaxedSys(params.abort_word);
+      if (lost != 0) {
+        trouble = FaultKind::kPeerLost;
+        blamed = lost - 1;
+      }
+    }
+    const uint32_t troubled = __ballot_sync(kFullWarp, trouble != FaultKind::kNone);
+    if (troubled != 0) {
+      if (threadIdx.x % 32 == __ffs(troubled) - 1) {
+        if (trouble == FaultKind::kTimeout) blamed = FindCulprit(params, tag, peer);
+        ReportFault(params, tag, trouble, blamed,
+                    {wait.awaited, peer, wait.tile, seen, wait.wanted});
+      }
+      return false;
+    }
+    ptx::NanoSleep(kPollPauseNs);
+  }
+}
+
+}  // namespace spin_internal
+
+/// A converged warp. `word_of(rank)` is the word to wait for, or null where there is none. True
+/// once all have arrived, and then what the peers did before is visible to this warp; false, in
+/// all lanes, if the launch has failed. Each lane polls one rank's word, so that looking at all of
+/// them costs one trip to memory.
+template <typename WordOf>
+__device__ bool WaitForRanks(const KernelParams& params, const LaunchTag& tag, const Wait& wait,
+                             WordOf word_of) {
+  for (uint32_t first = 0; first < params.ranks; first += 32) {
+    const uint32_t peer = first + threadIdx.x % 32;
+    const uint64_t* word = peer < params.ranks ? word_of(peer) : nullptr;
+    if (!spin_internal::SpinWarp(params, tag, wait, peer, word)) return false;
+  }
+  return true;
+}
+
+}  // namespace jax_symm
