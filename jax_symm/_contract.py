@@ -1,7 +1,7 @@
 """The contract round: what every process must want alike before memory is made.
 
-Each process shows its record; every process then draws the same conclusion from the same
-records, so a difference is an error with one text everywhere.
+Each process shows its record; every process then draws the same conclusion from the
+same records, so a difference is an error with one text everywhere.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def contract(
       failure: What already went wrong in this process.
 
     Raises:
-      SymmError: Something differs, or a process had failed, or the processes are on hosts
-        that this memory cannot span; the same on every process.
+      SymmError: Something differs, or a process had failed, or the processes are on
+        hosts that this memory cannot span; the same on every process.
 
     Collective: yes, over every process of the mesh.
     """
@@ -108,8 +108,8 @@ def _objection(
         )
     if groups.platform == "cpu" and len(set(exchange.hosts())) > 1:
         return SymmUnavailableError(
-            f"{exchange.purpose}: memory of CPU devices spans the processes of one host, "
-            f"and the mesh has processes on {len(set(exchange.hosts()))} hosts"
+            f"{exchange.purpose}: memory of CPU devices spans the processes of one "
+            f"host, and the mesh has processes on {len(set(exchange.hosts()))} hosts"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""Every place where jax_symm depends on what is not public in JAX, or on its version."""
+"""Every dependence of jax_symm on what is not public in JAX, or on its version."""
 
 from __future__ import annotations
 

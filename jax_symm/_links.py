@@ -103,7 +103,7 @@ class Links:
     def send_fds(
         self, peer: int, tag: str, fds: Sequence[int], deadline: Deadline
     ) -> None:
-        """Sends descriptors, none included, to `peer` under `tag`; they stay open here."""
+        """Sends descriptors, maybe none, to `peer` under `tag`; they stay open here."""
         batches = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)] or [()]
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1

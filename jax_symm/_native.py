@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+import importlib
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ _TARGETS = {
 
 
 def target_name(op: str) -> str:
-    """The FFI target of an operation. The version changes with the operands' meaning."""
+    """The FFI target of an operation; its version changes with its operands."""
     return _TARGETS[op]
 
 
@@ -27,15 +27,13 @@ def target_names() -> tuple[str, ...]:
 
 
 @functools.cache
-def module() -> ModuleType:
+def module() -> Any:
     """The native module.
 
     Raises:
       ImportError: It is not built for this interpreter; the loader's own text says why.
     """
-    from jax_symm import _jax_symm
-
-    return _jax_symm
+    return importlib.import_module("jax_symm._jax_symm")
 
 
 @functools.cache
@@ -47,7 +45,7 @@ def register() -> None:
     """
     jax.local_devices()
     _jax_compat.warn_if_untested()
-    native: Any = module()
+    native = module()
     for name, capsules in native.ffi_types().items():
         jax.ffi.register_ffi_type(name, capsules, platform="cpu")
     for name, stages in native.ffi_targets().items():

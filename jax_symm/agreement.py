@@ -1,4 +1,4 @@
-"""Votes: every process hears the verdict of every group, or all hear that there is none.
+"""Votes: every process hears the verdict of every group, or all hear of none.
 
 A vote is `lax.pmin` of an int32 per group in a jitted shard_map over one CPU device per
 process: no communicator of a GPU is made for it, because on a rack that would take
@@ -67,7 +67,8 @@ class Ballot:
 
     def _pmin(self, round_name: str, codes: np.ndarray) -> np.ndarray:
         """Runs the collective on a helper thread, so that it cannot hold this one."""
-        done, result = threading.Event(), []
+        done = threading.Event()
+        result: list[np.ndarray[Any, Any] | Exception] = []
 
         def run() -> None:
             try:
@@ -109,8 +110,8 @@ def open_conversation(
     """
     if _jax_compat.under_trace():
         raise SymmStateError(
-            f"{purpose}: called while JAX is tracing; it is collective between processes "
-            "and must run once, outside jax.jit, jax.shard_map, jax.grad and jax.vmap"
+            f"{purpose}: called while JAX is tracing; it is collective between "
+            "processes and must run once, outside jax.jit and jax.shard_map"
         )
     if jax.process_index() not in groups.processes:
         raise SymmStateError(
@@ -144,7 +145,7 @@ def agree(
     Collective: yes, over every process of the mesh, outside jit.
     """
     groups = MeshGroups.of(concrete_mesh(mesh), axis_name)
-    exchange, ballot = open_conversation(groups, "agree")
+    _, ballot = open_conversation(groups, "agree")
     codes: dict[int, int] = {}
     for place, device in groups.local(jax.process_index()):
         try:
@@ -205,8 +206,8 @@ def concrete_mesh(mesh: Any) -> Any:
     mesh = jax.sharding.get_mesh() if mesh is None else mesh
     if not isinstance(mesh, Mesh) or mesh.empty:
         raise SymmValueError(
-            f"mesh: got {mesh}, expected a jax.sharding.Mesh with devices; pass one, or "
-            "call jax.set_mesh first"
+            f"mesh: got {mesh}, expected a jax.sharding.Mesh with devices; pass one, "
+            "or call jax.set_mesh first"
         )
     return mesh
 
@@ -224,7 +225,7 @@ def _describe(groups: MeshGroups, process: int) -> str:
 
 
 def _voters(groups: MeshGroups) -> tuple[Any, ...]:
-    """One device of each process: of the CPU, or of the mesh where CPUs are excluded."""
+    """One device per process: of the CPU, or of the mesh where there is none."""
     try:
         candidates = jax.devices("cpu")
     except RuntimeError:

@@ -10,10 +10,15 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping
+from typing import Literal, TypeVar, get_args
 
 from jax_symm.errors import SymmValueError
 
-_PATHS = ("auto", "host", "peer", "multicast", "xla")
+Path = Literal["auto", "host", "peer", "multicast", "xla"]
+
+_PATHS: tuple[Path, ...] = get_args(Path)
+
+_Choice = TypeVar("_Choice", bound=str)
 
 # Each of these, set to this value, is how a site says no to multicast objects.
 _MULTICAST_VETOES = (
@@ -36,7 +41,7 @@ class Settings:
         (for example "NCCL_NVLS_ENABLE=0"), or None.
     """
 
-    path: str = "auto"
+    path: Path = "auto"
     init_timeout_s: float = 300.0
     multicast_veto: str | None = None
 
@@ -65,14 +70,18 @@ def settings() -> Settings:
 
 
 def _choice(
-    environ: Mapping[str, str], name: str, choices: tuple[str, ...], default: str
-) -> str:
+    environ: Mapping[str, str],
+    name: str,
+    choices: tuple[_Choice, ...],
+    default: _Choice,
+) -> _Choice:
     value = environ.get(name, "").strip().lower() or default
-    if value not in choices:
-        raise SymmValueError(
-            f"{name}: got {environ[name]!r}, expected one of {', '.join(choices)}"
-        )
-    return value
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise SymmValueError(
+        f"{name}: got {environ[name]!r}, expected one of {', '.join(choices)}"
+    )
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

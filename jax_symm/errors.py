@@ -53,7 +53,7 @@ class SymmUnsupportedError(SymmError, NotImplementedError):
 
 
 class SymmUnavailableError(SymmError, RuntimeError):
-    """The machine, its driver or its administrator does not offer what was asked for."""
+    """The machine, its driver or its administrator does not offer what is asked."""
 
     code = 14
 

@@ -1,7 +1,8 @@
 """Bytes and file descriptors between the processes of one conversation.
 
-Bytes go through the key-value store of JAX's coordination service, behind a barrier with
-a deadline that succeeds on all processes or on none. Descriptors go through `_links`.
+Bytes go through the key-value store of JAX's coordination service, behind a barrier
+with a deadline that succeeds on all processes or on none. Descriptors go through
+`_links`.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Exchange:
         self.key = ""
         self._describe = describe
         self._job: Job | None = None
+        self._meetings = 0
         self._written: list[str] = []
         self._posts: dict[str, str] = {}
         self._endpoints: list[dict[str, str]] = []
@@ -138,11 +140,9 @@ class Exchange:
         """
         if self._job is None:
             return [payload]
-        client = self._job.client
-        self._write(self._own_key(tag), payload)
-        self._barrier(tag)
+        client, place = self._job.client, self._meet(tag, payload)
         return [
-            bytes(client.key_value_try_get_bytes(f"{self.key}/{tag}/{p}"))
+            bytes(client.key_value_try_get_bytes(f"{place}/{p}"))
             for p in self.processes
         ]
 
@@ -153,8 +153,7 @@ class Exchange:
           SymmError: As `allgather`.
         """
         if self._job is not None:
-            self._write(self._own_key(tag), b"1")
-            self._barrier(tag)
+            self._meet(tag, b"")
 
     def connect(self) -> SymmError | None:
         """Connects to the other processes of this host.
@@ -215,8 +214,8 @@ class Exchange:
         links = self._job.links
         if len(set(self.hosts())) != 1:
             raise SymmUnavailableError(
-                f"{self.purpose}: descriptors pass between processes of one host only, and "
-                f"the mesh has processes on {len(set(self.hosts()))}"
+                f"{self.purpose}: descriptors pass between processes of one host only, "
+                f"and the mesh has processes on {len(set(self.hosts()))}"
             )
         tag = f"{self.key}/{tag}"
         received: dict[int, list[int]] = {}
@@ -273,15 +272,18 @@ class Exchange:
     def _others(self) -> list[int]:
         return [i for i in range(self.process_count) if i != self.process_index]
 
-    def _own_key(self, tag: str) -> str:
-        return f"{self.key}/{tag}/{self.processes[self.process_index]}"
-
-    def _write(self, key: str, payload: bytes) -> None:
+    def _meet(self, tag: str, payload: bytes) -> str:
+        """Leaves a payload and passes the barrier; returns where the payloads are."""
         assert self._job is not None
+        place = f"{self.key}/{self._meetings}"
+        self._meetings += 1
+        key = f"{place}/{jax.process_index()}"
         self._job.client.key_value_set_bytes(key, payload)
         self._written.append(key)
+        self._barrier(tag, place)
+        return place
 
-    def _barrier(self, tag: str) -> None:
+    def _barrier(self, tag: str, place: str) -> None:
         """All processes pass, or all raise."""
         assert self._job is not None
         client, done, failed = self._job.client, threading.Event(), []
@@ -289,7 +291,7 @@ class Exchange:
         def wait() -> None:
             try:
                 client.wait_at_barrier(
-                    f"{self.key}/{tag}",
+                    place,
                     max(1, int(self.deadline.left_s() * 1000)),
                     process_ids=list(self.processes),
                 )
@@ -304,24 +306,24 @@ class Exchange:
         if lost:
             self.raise_lost(lost, f"round {tag!r}")
         if failed or not done.is_set():
-            self._raise_missing(tag, failed[0] if failed else None)
+            self._raise_missing(tag, place, failed[0] if failed else None)
         self._forget_older()
 
-    def _raise_missing(self, tag: str, cause: Exception | None) -> NoReturn:
+    def _raise_missing(self, tag: str, place: str, cause: Exception | None) -> NoReturn:
         """Names the processes that never wrote their key of this round."""
         assert self._job is not None
         missing = []
         for p in self.processes:
             try:
-                self._job.client.key_value_try_get_bytes(f"{self.key}/{tag}/{p}")
+                self._job.client.key_value_try_get_bytes(f"{place}/{p}")
             except Exception:
                 missing.append(self._describe(p))
         names = "; ".join(missing) or "no one any longer, but too late"
         self._raise_agreed(
             SymmTimeoutError(
                 f"{self.purpose}: round {tag!r}: not all processes of the mesh arrived "
-                f"within {self.deadline.seconds:g} s; missing: {names}. Every process of "
-                "the mesh must make the same calls of jax_symm in the same order"
+                f"within {self.deadline.seconds:g} s; missing: {names}. Every process "
+                "of the mesh must make the same calls of jax_symm in the same order"
             ),
             tag,
             cause,

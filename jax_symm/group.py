@@ -1,4 +1,4 @@
-"""Groups: which devices along a mesh axis form a group, in which order, and whose they are.
+"""Groups: which devices along a mesh axis form a group, their order, whose they are.
 
 Pure: a device is anything with `id`, `process_index` and `platform`.
 """
@@ -45,9 +45,9 @@ class MeshGroups:
     """Every group of a mesh along some axes.
 
     Attributes:
-      axes: The axis names, in the order that numbers the ranks (the first varies slowest).
-      devices: For each group, its devices in rank order. Groups are numbered row-major
-        over the other axes of the mesh.
+      axes: The axis names, in the order that numbers the ranks (the first varies
+      slowest). devices: For each group, its devices in rank order. Groups are numbered
+        row-major over the other axes of the mesh.
     """
 
     axes: tuple[str, ...]
@@ -106,7 +106,7 @@ class MeshGroups:
         raise SymmValueError(f"device: {device} is not in the mesh of this group")
 
     def local(self, process_index: int) -> tuple[tuple[Place, Any], ...]:
-        """The places of the devices that belong to `process_index`, with the devices."""
+        """The places of the devices of process `process_index`, with the devices."""
         return tuple(
             (Place(group, rank), device)
             for group, row in enumerate(self.devices)

@@ -132,8 +132,9 @@ def allocate(
 
 
 def ordinal(device: Any) -> int:
-    """What the memory backend calls a device of this process."""
-    return int(device.local_hardware_id)
+    """What the memory backend calls a device; -1 for another process's."""
+    number = device.local_hardware_id
+    return -1 if number is None else int(number)
 
 
 def _members(talk: Conversation) -> list[list[Member]]:
@@ -152,8 +153,8 @@ def _backend(platform: str) -> Any:
     )
 
 
-# Memory whose owner was dropped without close(). A kernel may still use it, so a finaliser
-# frees nothing; the next set-up does, which no kernel of ours can be waiting through.
+# Memory whose owner was dropped without close(). A kernel may still use it, so a
+# finaliser frees nothing; the next set-up does.
 _abandoned: list[GroupMemory] = []
 _abandoned_lock = threading.Lock()
 
@@ -258,8 +259,8 @@ class SymmetricMemory:
     def array(self, device: Any) -> jax.Array:
         """A view, without a copy, of the part of the rank on `device`.
 
-        Peers may change what it shows while JAX takes arrays to be constant: read it after
-        synchronising, and never donate it. It keeps the memory mapped.
+        Peers may change what it shows while JAX takes arrays to be constant: read it
+        after synchronising, and never donate it. It keeps the memory mapped.
 
         Raises:
           SymmValueError: The device is not in the mesh, or another process's.
@@ -274,14 +275,15 @@ class SymmetricMemory:
             "cpu" if device.platform == "cpu" else "cuda",
             ordinal(device),
         )
-        return jax.dlpack.from_dlpack(view, copy=False)
+        array: jax.Array = jax.dlpack.from_dlpack(view, copy=False)
+        return array
 
     def pointer_table(self) -> jax.Array:
         """The addresses of all parts, as operands for a kernel.
 
         Returns:
-          uint32 `[*mesh.shape, R, 2]`, one entry of the mesh per device: low and high half
-          of each rank's address, valid in the process of that device.
+          uint32 `[*mesh.shape, R, 2]`, one entry of the mesh per device: low and high
+          half of each rank's address, valid in the process of that device.
         """
         return self._table(0)
 

@@ -43,9 +43,9 @@ class Workspace:
 
     Create it once, outside jit, and pass it to the operations, or set it with
     `use_workspace`. It is a static pytree node: an argument of `jax.jit`, `jax.grad` or
-    `jax.lax.scan`, or a field of a module; without leaves and never in a checkpoint. Two
-    workspaces are equal when name, mesh, axis, capacity and what the ranks agreed on are,
-    so one that is closed and opened again needs no recompilation.
+    `jax.lax.scan`, or a field of a module; without leaves and never in a checkpoint.
+    Two workspaces are equal when name, mesh, axis, capacity and what the ranks agreed
+    on are, so one that is closed and opened again needs no recompilation.
 
     A compiled program finds the workspace by its name when it runs: it may be compiled,
     exported or loaded before the workspace exists.
@@ -106,12 +106,12 @@ class Workspace:
         alike = {
             "call": "Workspace",
             "name": name,
-            "max_m": str(max_m),
-            "n": str(n),
+            "max_m": _plain(max_m),
+            "n": _plain(n),
             "dtype": str(dtype if failure else np.dtype(dtype)),
             "ops": list(ops),
             "multicast": multicast,
-            "timeout_s": str(timeout_s),
+            "timeout_s": _plain(timeout_s),
         }
         purpose = f"Workspace({name!r})" if name else "Workspace"
         own = {"open": sorted(_open_names)}
@@ -121,7 +121,8 @@ class Workspace:
         why_not = _why_no_multicast(ops, multicast, groups, talk.agreed)
         if multicast == "require" and why_not:
             raise SymmUnavailableError(
-                f"Workspace({self.name!r}): multicast='require', but there is none: {why_not}"
+                f"Workspace({self.name!r}): "
+                f"multicast='require', but there is none: {why_not}"
             )
         self.spec = WorkspaceSpec(
             name=self.name,
@@ -215,8 +216,8 @@ class Workspace:
     def close(self) -> None:
         """Waits for this process's launches and lets the memory go. Idempotent.
 
-        The memory is unmapped when its last user is gone. Launches that do not end within
-        the time-out are failed.
+        The memory is unmapped when its last user is gone. Launches that do not end
+        within the time-out are failed.
 
         Raises:
           SymmTimeoutError: Launches had to be failed.
@@ -254,10 +255,10 @@ class Workspace:
 
 
 def use_workspace(workspace: Workspace) -> Any:
-    """A context in which calls with `workspace=None` along its axis take this workspace.
+    """A context in which calls without a workspace take this one, along its axis.
 
-    It is part of the key of `jax.jit`: another workspace traces anew. Contexts nest; the
-    innermost workspace of an axis counts.
+    It is part of the key of `jax.jit`: another workspace traces anew. Contexts nest;
+    the innermost workspace of an axis counts.
 
     Example:
       with jax_symm.use_workspace(ws):
@@ -277,7 +278,7 @@ def current_spec(axes: tuple[str, ...]) -> WorkspaceSpec | None:
 
 
 def export_safety_checks() -> list[Any]:
-    """What `jax.export.export(..., disabled_checks=...)` needs to export the operations.
+    """What `jax.export.export(disabled_checks=...)` needs to export the operations.
 
     JAX guarantees compatibility of an export for its own custom calls alone; those of
     jax_symm carry a version in their names.
@@ -287,6 +288,11 @@ def export_safety_checks() -> list[Any]:
     return [
         export.DisabledSafetyCheck.custom_call(name) for name in _native.target_names()
     ]
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it, however wrong it is."""
+    return value if isinstance(value, int | float | str) else repr(value)
 
 
 def _known(ops: Sequence[Any]) -> bool:
@@ -321,16 +327,18 @@ def _check_arguments(
         return SymmValueError(
             f"Workspace: multicast: got {multicast!r}, expected one of {_MULTICAST}"
         )
-    if timeout_s is not None and not 0 < timeout_s < 1e6:
+    if timeout_s is not None and not (
+        isinstance(timeout_s, int | float) and 0 < timeout_s < 1e6
+    ):
         return SymmValueError(
-            f"Workspace: timeout_s: got {timeout_s!r}, expected seconds between 0 and 1e6"
+            f"Workspace: timeout_s: got {timeout_s!r}, expected seconds, 0 to 1e6"
         )
     if name is not None and (not isinstance(name, str) or not name):
         return SymmValueError(f"Workspace: name: got {name!r}, expected a text")
     if name in _open_names:
         return SymmStateError(
-            f"Workspace({name!r}): the name is already open; close that workspace first, "
-            "or give this one another name"
+            f"Workspace({name!r}): the name is already open; close that workspace "
+            "first, or give this one another name"
         )
     return None
 

@@ -2,8 +2,8 @@
 
 A primitive of our own, and not `jax.ffi.ffi_call`, because the result's varying axes
 differ from the operands': reduce_scatter varies over the axis, all_reduce does not. The
-third operand is the caller's `axis_index`, which the runtime compares with the rank that
-the workspace gave this device.
+third operand is the caller's `axis_index`, which the runtime compares with the rank
+that the workspace gave this device.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def _batch(
     x_dim, w_dim, *rest_dims = dims
     if any(d is not None for d in rest_dims):
         raise SymmUnsupportedError(
-            f"{primitive.name}: axis {axis_text(params['axes'])} is the axis of a vmap; "
-            "the collective axis must be a mesh axis of jax.shard_map"
+            f"{primitive.name}: axis {axis_text(params['axes'])} is the axis of a "
+            "vmap; the collective axis must be a mesh axis of jax.shard_map"
         )
     if w_dim is not None:
         return _loop(primitive, x, w, rest, x_dim, w_dim, params)
@@ -281,7 +281,7 @@ def _lower_host(
 
 
 def _call_site(problem: _rules.Problem, ctx: Any) -> np.int64:
-    """A number for this place in the program: equal on all processes, and in every run."""
+    """A number for this place in the program: the same in all processes and runs."""
     text = f"{ctx.name_stack}|{problem}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return np.int64(int.from_bytes(digest, "little") >> 1)

@@ -1,7 +1,7 @@
 """What a call means and which path it takes: shapes, dtypes, capacity, choice. Pure.
 
-Nothing here looks at a device or traces: every process that sees the same shapes and the
-same workspace facts comes to the same answer.
+Nothing here looks at a device or traces: every process that sees the same shapes and
+the same workspace facts comes to the same answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
+from jax_symm.config import Path
 from jax_symm.errors import (
     SymmStateError,
     SymmTypeError,
@@ -23,7 +24,6 @@ from jax_symm.errors import (
 from jax_symm.group import axis_text
 
 Op = Literal["reduce_scatter", "all_reduce"]
-Path = Literal["auto", "host", "peer", "multicast", "xla"]
 WeightLayout = Literal["kn", "nk"]
 Shape = tuple[int, ...]
 
@@ -194,7 +194,8 @@ def make_problem(
       world_size: Ranks of the group.
       scatter_dimension: Dimension of x (not the last) to scatter; reduce_scatter only.
       w_layout: "kn" or "nk".
-      preferred_element_type: dtype of the result: None or the operands' dtype, or float32.
+      preferred_element_type: dtype of the result: None or the operands' dtype, or
+        float32.
 
     Raises:
       SymmValueError: Shapes, the scatter dimension or an option are wrong.
@@ -258,13 +259,14 @@ def _operand_dtype(op: Op, x: Any, w: Any) -> np.dtype[Any]:
             f"{op}: got x {x.dtype} {tuple(x.shape)} and w {w.dtype} {tuple(w.shape)}, "
             f"expected {_DTYPE_TEXT}"
         )
-    return np.dtype(x.dtype)
+    dtype: np.dtype[Any] = np.dtype(x.dtype)
+    return dtype
 
 
 def _result_dtype(op: Op, dtype: np.dtype[Any], preferred: Any) -> np.dtype[Any]:
     if preferred is None:
         return dtype
-    wanted = np.dtype(preferred)
+    wanted: np.dtype[Any] = np.dtype(preferred)
     if wanted not in (dtype, _FLOAT32):
         raise SymmTypeError(
             f"{op}: preferred_element_type: got {wanted}, expected None, {dtype} (the "
@@ -277,8 +279,8 @@ def _scatter_dimension(dimension: int, ndim: int) -> int:
     normal = dimension + ndim if dimension < 0 else dimension
     if not 0 <= normal < ndim - 1:
         raise SymmValueError(
-            f"reduce_scatter: scatter_dimension: got {dimension}, expected a dimension of "
-            f"x other than the contracted last one: 0..{ndim - 2} or {-ndim}..-2"
+            f"reduce_scatter: scatter_dimension: got {dimension}, expected a dimension "
+            f"of x other than the contracted last one: 0..{ndim - 2} or {-ndim}..-2"
         )
     return normal
 
@@ -294,8 +296,8 @@ def check_workspace(
     where = f"{problem.op}: workspace {spec.name!r}"
     if spec.axes != axes:
         raise SymmValueError(
-            f"{where} was made for axis {axis_text(spec.axes)}, but the call names axis "
-            f"{axis_text(axes)}"
+            f"{where} was made for axis {axis_text(spec.axes)}, but the call names "
+            f"axis {axis_text(axes)}"
         )
     if spec.world_size != problem.world_size:
         raise SymmValueError(
@@ -310,8 +312,8 @@ def check_workspace(
         raise SymmValueError(
             f"{where} is too small: x {problem.x_shape} by n = {problem.n} in "
             f"{problem.dtype} over {problem.world_size} ranks needs "
-            f"{problem.need_bytes} bytes, it has {spec.capacity_bytes}; create it with a "
-            "larger max_m or n"
+            f"{problem.need_bytes} bytes, it has {spec.capacity_bytes}; create it with "
+            "a larger max_m or n"
         )
 
 

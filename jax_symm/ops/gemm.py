@@ -10,10 +10,11 @@ import jax
 from jax import lax
 
 from jax_symm import config
+from jax_symm.config import Path
 from jax_symm.errors import SymmAxisError, SymmError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
 from jax_symm.ops import _primitive, _rules, reference
-from jax_symm.ops._rules import Op, Path, Plan, WeightLayout, WorkspaceSpec
+from jax_symm.ops._rules import Op, Plan, WeightLayout, WorkspaceSpec
 from jax_symm.workspace import Workspace, current_spec
 
 
@@ -30,13 +31,13 @@ def gemm_reduce_scatter(
 ) -> jax.Array:
     """Multiplies, sums over the ranks of a mesh axis, and scatters the rows.
 
-    With R ranks along the axis, and m the scattered dimension of x, this is by definition
-    `lax.psum_scatter(pad(x @ w, to R * ceil(m / R) rows), axis_name,
+    With R ranks along the axis, and m the scattered dimension of x, this is by
+    definition `lax.psum_scatter(pad(x @ w, to R * ceil(m / R) rows), axis_name,
     scatter_dimension=..., tiled=True)`. Where R does not divide m, the padding rows are
     zero and the global result has `R * ceil(m / R)` rows; the transpose drops them.
 
-    Call it inside `jax.shard_map`. Differentiable in x and w; `jax.vmap` over x costs no
-    copy, over w it loops.
+    Call it inside `jax.shard_map`. Differentiable in x and w; `jax.vmap` over x costs
+    no copy, over w it loops.
 
     Args:
       x: Activations `[*batch, m, k_local]`, bfloat16, float16 or float32.
@@ -50,9 +51,9 @@ def gemm_reduce_scatter(
       path: "auto", or a path to insist on: "host", "peer", "multicast" or "xla".
 
     Returns:
-      `[*batch, ceil(m / R), n]`, varying over the axis. Products are accumulated in f32.
-      On a fused path the partial products are rounded once to the operands' dtype, summed
-      over the ranks in f32 in rank order, and rounded once.
+      `[*batch, ceil(m / R), n]`, varying over the axis. Products are accumulated in
+      f32. On a fused path the partial products are rounded once to the operands' dtype,
+      summed over the ranks in f32 in rank order, and rounded once.
 
     Raises:
       SymmAxisError: The axis is not a mesh axis of an enclosing `jax.shard_map`.
@@ -62,8 +63,8 @@ def gemm_reduce_scatter(
       SymmStateError: `path` names a fused path and there is no workspace.
       SymmUnsupportedError: `path` cannot run this call here.
 
-    Collective: yes - every rank of the axis runs it, in the same order, as any collective
-    of `jax.lax`. It blocks no thread of XLA.
+    Collective: yes - every rank of the axis runs it, in the same order, as any
+    collective of `jax.lax`. It blocks no thread of XLA.
     """
     axes, x, w = _operands("gemm_reduce_scatter", axis_name, x, w)
     world_size = lax.axis_size(axes)
@@ -138,9 +139,10 @@ def all_gather_gemm(
 ) -> jax.Array:
     """Gathers the rows over the ranks of a mesh axis and multiplies.
 
-    By definition `lax.all_gather(x, axis_name, axis=gather_dimension, tiled=True)[:size]
-    @ w`. It runs as that; what it adds is the transpose, which is `gemm_reduce_scatter`
-    with this workspace, as its own is that of `gemm_reduce_scatter`.
+    By definition `lax.all_gather(x, axis_name, axis=gather_dimension,
+    tiled=True)[:size] @ w`. It runs as that; what it adds is the transpose, which is
+    `gemm_reduce_scatter` with this workspace, as its own is that of
+    `gemm_reduce_scatter`.
 
     Args:
       x: Activations `[*batch, m_local, k]`, bfloat16, float16 or float32.
@@ -148,8 +150,8 @@ def all_gather_gemm(
       axis_name: Mesh axis, or tuple of axes, over which the rows are sharded.
       workspace: Used by the transpose: as in `gemm_reduce_scatter`.
       gather_dimension: Dimension of x to gather, any but the last.
-      size: Rows kept after the gather: None for all, `R * m_local`. It drops the padding
-        rows of `gemm_reduce_scatter` where R does not divide m.
+      size: Rows kept after the gather: None for all, `R * m_local`. It drops the
+        padding rows of `gemm_reduce_scatter` where R does not divide m.
       w_layout: "kn" or "nk".
       preferred_element_type: dtype of the result: None for the operands' or float32.
       path: Of the transpose.
@@ -180,7 +182,7 @@ def all_gather_gemm(
         preferred_element_type=preferred_element_type,
     )
     with jax.named_scope("all_gather_gemm"):
-        return _primitive.all_gather_gemm_p.bind(
+        out: jax.Array = _primitive.all_gather_gemm_p.bind(
             x,
             w,
             axes=axes,
@@ -192,6 +194,7 @@ def all_gather_gemm(
             path=path,
             spec=spec,
         )
+    return out
 
 
 def plan(
@@ -286,7 +289,7 @@ def _communicate(
         else _primitive.gemm_all_reduce_p
     )
     with jax.named_scope(primitive.name):
-        return primitive.bind(
+        out: jax.Array = primitive.bind(
             x,
             w,
             lax.axis_index(axes),
@@ -298,6 +301,7 @@ def _communicate(
             path=path,
             spec=spec,
         )
+    return out
 
 
 def _operands(
@@ -309,9 +313,9 @@ def _operands(
     unbound = tuple(a for a in axes if a not in mesh.manual_axes)
     if unbound:
         raise SymmAxisError(
-            f"{name}: axis {axis_text(unbound)} is not bound to a mesh axis here (bound: "
-            f"{tuple(mesh.manual_axes)}). Call it inside jax.shard_map over a mesh that "
-            f"has this axis; the axis_name of a jax.vmap will not do."
+            f"{name}: axis {axis_text(unbound)} is not bound to a mesh axis here "
+            f"(bound: {tuple(mesh.manual_axes)}). Call it inside jax.shard_map over a "
+            f"mesh that has this axis; the axis_name of a jax.vmap will not do."
         )
     x, w = jax.numpy.asarray(x), jax.numpy.asarray(w)
     for operand_name, operand in (("x", x), ("w", w)):
@@ -336,8 +340,8 @@ def _refuse_explicit_axes(
     if used:
         raise SymmValueError(
             f"{name}: {operand_name} is sharded over the explicit mesh axis "
-            f"{axis_text(tuple(used))}, which is not manual here; add it to axis_names of "
-            "the enclosing jax.shard_map"
+            f"{axis_text(tuple(used))}, which is not manual here; add it to axis_names "
+            "of the enclosing jax.shard_map"
         )
 
 
@@ -352,9 +356,9 @@ def _warn_once(op: Op, left: tuple[tuple[str, int], ...]) -> None:
     names = ", ".join(name for name, _ in left)
     copies = functools.reduce(lambda size, axis: size * axis[1], left, 1)
     warnings.warn(
-        f"{op}: the enclosing jax.shard_map leaves the mesh axes {names} to the compiler, "
-        f"which gathers x and w over them, and all {copies} devices along them do the "
-        "same work; add them to axis_names to avoid it",
+        f"{op}: the enclosing jax.shard_map leaves the mesh axes {names} to the "
+        f"compiler, which gathers x and w over them, and all {copies} devices along "
+        "them do the same work; add them to axis_names to avoid it",
         stacklevel=6,
     )
 
@@ -402,7 +406,7 @@ def _world_size(axes: tuple[str, ...], spec: WorkspaceSpec | None) -> int:
     missing = [a for a in axes if a not in mesh.axis_names]
     if missing:
         raise SymmAxisError(
-            f"plan: axis {axis_text(axes)} has no size here: pass workspace=, or call it "
-            "under jax.set_mesh or inside jax.shard_map"
+            f"plan: axis {axis_text(axes)} has no size here: pass workspace=, or call "
+            "it under jax.set_mesh or inside jax.shard_map"
         )
     return int(functools.reduce(lambda size, a: size * mesh.shape[a], axes, 1))

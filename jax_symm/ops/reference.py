@@ -58,9 +58,10 @@ def gemm_reduce_scatter(
         return padded
     if 0 in problem.out_shape:
         return lax.slice_in_dim(padded, 0, problem.shard_size, axis=problem.dimension)
-    return lax.psum_scatter(
+    shard: jax.Array = lax.psum_scatter(
         padded, axes, scatter_dimension=problem.dimension, tiled=True
     )
+    return shard
 
 
 def gemm_all_reduce(
@@ -85,7 +86,9 @@ def gemm_all_reduce(
         w_layout=w_layout,
         preferred_element_type=preferred_element_type,
     )
-    return lax.psum(local_product(x, w, w_layout, problem.out_dtype), axes)
+    product = local_product(x, w, w_layout, problem.out_dtype)
+    total: jax.Array = lax.psum(product, axes)
+    return total
 
 
 def all_gather_gemm(
@@ -110,7 +113,7 @@ def all_gather_gemm(
 def gather(
     x: jax.Array, axes: tuple[str, ...], dimension: int, size: int | None
 ) -> jax.Array:
-    """Gathers the shards of `x` along `dimension` and keeps the first `size` entries."""
+    """Gathers shards along `dimension` and keeps the first `size` entries."""
     dimension %= x.ndim
     if lax.axis_size(axes) > 1 and x.size:
         x = lax.all_gather(x, axes, axis=dimension, tiled=True)
