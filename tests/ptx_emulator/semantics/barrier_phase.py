@@ -28,10 +28,10 @@ class BarrierPhase:
         self.pending = self.expected
 
     def arrive(self, count: int = 1, expect: int = 0, drop: bool = False) -> bool:
-        """True when this completed the phase. `expect` bytes are added before arriving."""
+        """True when this completed the phase; `expect` bytes are added first."""
         if not 1 <= count <= self.pending:
             raise ValueError(
-                f"mbarrier arrival: got {count}, expected 1 to the {self.pending} pending"
+                f"mbarrier arrival: got {count}, expected 1 to {self.pending} pending"
             )
         self._add(expect)
         self.pending -= count
@@ -55,8 +55,8 @@ class BarrierPhase:
         self.transactions += byte_count
         if abs(self.transactions) > MAX_COUNT:
             raise ValueError(
-                f"mbarrier transaction count: got {self.transactions}, expected at most "
-                f"{MAX_COUNT} either way"
+                f"mbarrier transaction count: got {self.transactions}, expected at "
+                f"most {MAX_COUNT} either way"
             )
 
     def _complete(self) -> bool:

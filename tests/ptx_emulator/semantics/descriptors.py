@@ -22,7 +22,7 @@ OUTPUT_TYPES = {0: "f16", 1: "f32"}
 
 @dataclass(frozen=True)
 class SharedDescriptor:
-    """A matrix operand in shared memory. Sizes in bytes; `address` is in the CTA window."""
+    """A matrix operand in shared memory; `address` counts in the CTA's window."""
 
     address: int
     leading_bytes: int
@@ -96,7 +96,7 @@ def decode_tcgen05_descriptor(desc: int) -> SharedDescriptor:
 def operand_addresses(
     desc: SharedDescriptor, rows: int, k: int, element_bytes: int, mn_major: bool
 ) -> np.ndarray:
-    """Shared address of every element of an operand tile: i64[rows, k], rows of M or N."""
+    """Shared address of every element of an operand tile: i64[rows of M or N, k]."""
     if desc.base_offset:
         raise ValueError(f"matrix base offset: got {desc.base_offset}, expected 0")
     if desc.leading_absolute:
@@ -141,8 +141,8 @@ def _mn_major_offsets(
         line, across, along = _span_bytes(desc), desc.leading_bytes, desc.stride_bytes
         if desc.address % line:
             raise ValueError(
-                f"MN-major operand: got address {desc.address:#x}, expected the start of "
-                f"a {desc.swizzle} swizzle line"
+                f"MN-major operand: got address {desc.address:#x}, expected the start "
+                f"of a {desc.swizzle} swizzle line"
             )
     atom = byte // line * across + byte % line
     return atom + k // CORE_ROWS * along + k % CORE_ROWS * line
@@ -200,6 +200,6 @@ def _check_shape(m: int, n: int, cta_group: int) -> None:
     step = steps[cta_group][m]
     if n % step or not step <= n <= 256:
         raise ValueError(
-            f"N of M = {m}, cta_group {cta_group}: got {n}, expected a multiple of {step} "
-            "up to 256"
+            f"N of M = {m}, cta_group {cta_group}: got {n}, expected a multiple of "
+            f"{step} up to 256"
         )

@@ -26,7 +26,7 @@ def wgmma_accumulator(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def wgmma_accumulator_f16(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same for f16 D, two neighbours a register, low half first: i64[128, n//4, 2]."""
+    """The same for f16 D, two values a register, low half first: i64[128, n//4, 2]."""
     row, column = wgmma_accumulator(n)
     packed = (WARPGROUP_THREADS, n // 4, 2)
     return row.reshape(packed), column.reshape(packed)

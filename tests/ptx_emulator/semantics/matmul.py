@@ -1,7 +1,7 @@
 """The arithmetic of one MMA step.
 
-The order and the intermediate width of the hardware's sum are not specified; f32 here, so
-tests of exact results use small integers.
+The order and the intermediate width of the hardware's sum are not specified; f32 here,
+so tests of exact results use small integers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 def multiply_accumulate(
     a: np.ndarray, b: np.ndarray, d: np.ndarray | None, out: str
 ) -> np.ndarray:
-    """d + a @ b.T: a f32[m, k], b f32[n, k], d f32[m, n] or None; returns f32[m, n]."""
+    """Returns d + a @ b.T as f32[m, n]: a f32[m, k], b f32[n, k], d f32[m, n] or None."""
     product = a.astype(np.float32) @ b.astype(np.float32).T
     total = product if d is None else d + product
     if out == "f16":

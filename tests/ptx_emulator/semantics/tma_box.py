@@ -18,8 +18,8 @@ def box_shared_offsets(
 ) -> np.ndarray:
     """Shared address of every 16-byte chunk of a box: i64[rows, inner_bytes // 16].
 
-    Rows come in box order, dimension 1 fastest. A swizzled row occupies a whole span even
-    where the box is narrower (measured); the bytes between stay as they were.
+    Rows come in box order, dimension 1 fastest. A swizzled row occupies a whole span,
+    also where the box is narrower (measured); the bytes between stay as they were.
     """
     check_mode(mode)
     _check_box(box)
@@ -52,8 +52,10 @@ def box_rows(
     coords: Sequence[int],
     element_bytes: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per box row: byte offset in the tensor of element (coords[0], ...), and the range
-    [first, last) of its elements that lie inside the tensor (first >= last: none)."""
+    """Per box row: tensor byte offset of its element 0, and its elements in bounds.
+
+    The elements inside the tensor are [first, last); first >= last means none.
+    """
     _check_box(box)
     if any(stride != 1 for stride in element_strides):
         raise ValueError(
@@ -73,7 +75,7 @@ def box_rows(
         position = rows % extent + start
         rows = rows // extent
         offsets += position * stride
-        inside &= (0 <= position) & (position < size)
+        inside &= (position >= 0) & (position < size)
     first = max(0, -coords[0])
     last = min(box[0], dims[0] - coords[0])
     return offsets, np.full(inside.shape, first), np.where(inside, last, first)
