@@ -12,7 +12,7 @@ import numpy as np
 def multiply_accumulate(
     a: np.ndarray, b: np.ndarray, d: np.ndarray | None, out: str
 ) -> np.ndarray:
-    """Returns d + a @ b.T as f32[m, n]: a f32[m, k], b f32[n, k], d f32[m, n] or None."""
+    """Returns d + a @ b.T as f32[m, n], of a f32[m, k], b f32[n, k], d f32[m, n]."""
     product = a.astype(np.float32) @ b.astype(np.float32).T
     total = product if d is None else d + product
     if out == "f16":
