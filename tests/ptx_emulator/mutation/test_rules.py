@@ -6,6 +6,8 @@ import pytest
 
 from ptx_emulator.mutation import rules
 
+WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}"
+
 
 def edits(ptx):
     return {m.name: m.replacement for m in rules.mutants(ptx)}
@@ -51,14 +53,9 @@ def test_arrivals():
     got = edits(f"{arrive} _, [%r1], 64;\n{arrive} %rd1, [%r1], 64;")
     assert got["drop mbarrier.arrive.expect_tx #0"] == ""
     assert got["drop mbarrier.arrive.expect_tx #1"] == "mov.b64 %rd1, 0;"
-    assert (
-        "shr.b32 %mutant, 64, 1;"
-        in got["half the bytes of mbarrier.arrive.expect_tx #0"]
-    )
-    assert (
-        "shl.b32 %mutant, 64, 1;"
-        in got["twice the bytes of mbarrier.arrive.expect_tx #0"]
-    )
+    for rule, shift in (("half", "shr"), ("twice", "shl")):
+        name = f"{rule} the bytes of mbarrier.arrive.expect_tx #0"
+        assert f"{shift}.b32 %mutant, 64, 1;" in got[name]
 
 
 @pytest.mark.parametrize(
@@ -93,24 +90,21 @@ def test_constants_of_tcgen05():
     mma = "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, {%r3, %r3}, p;"
     got = edits(mma)
     assert len(got) == 2 * 4 + 7
-    assert f"xor.b64 %mutant, %rd2, {1 << 62};" in got["swizzle of B in tcgen05.mma #0"]
-    assert (
-        "[%r1], %rd1, %mutant, %r2, {%r3, %r3}, p;"
-        in got["version of B in tcgen05.mma #0"]
-    )
+    swizzle = got["swizzle of B in tcgen05.mma #0"]
+    assert f"xor.b64 %mutant, %rd2, {1 << 62};" in swizzle
+    version = got["version of B in tcgen05.mma #0"]
+    assert "[%r1], %rd1, %mutant, %r2, {%r3, %r3}, p;" in version
 
 
 def test_constants_of_wgmma():
-    got = edits("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, "
-                "%rd1, %rd2, p, 1, 1, 0, 1;")  # fmt: skip
+    got = edits(f"{WGMMA}, %rd1, %rd2, p, 1, 1, 0, 1;")
     assert got["A major in wgmma #0"].endswith("p, 1, 1, 1, 1;")
     assert got["B major in wgmma #0"].endswith("p, 1, 1, 0, 0;")
     assert len(got) == 8
 
 
 def test_registers_of_a_have_no_descriptor():
-    got = edits("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, "
-                "{%r1, %r2, %r3, %r4}, %rd2, p, 1, 1, 0;")  # fmt: skip
+    got = edits(f"{WGMMA}, {{%r1, %r2, %r3, %r4}}, %rd2, p, 1, 1, 0;")
     assert set(got) == {
         f"{f} #0"
         for f in ("address of B in wgmma", "stride of B in wgmma", "swizzle of B in wgmma",
