@@ -1,0 +1,230 @@
+"""A kernel translated to executable blocks: runs of inline instructions and single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import (
+    alu,
+    barrier_ops,
+    bulk_ops,
+    clc_ops,
+    control_ops,
+    matrix_ops,
+    memory_ops,
+    tcgen05_ops,
+    wgmma_ops,
+)  # noqa: F401
+from .codegen import Emitter, find_form, shared_symbols
+from .errors import EmulationError
+from .memory import PARAM_WINDOW
+from .ptx import Function, Instruction, Module
+
+
+@dataclass
+class Block:
+    """One scheduling unit. A run has `whole` and `masked`; a step has `body`."""
+
+    pc: int
+    next_pc: int
+    count: int
+    whole: Callable | None = None
+    masked: Callable | None = None
+    body: Callable | None = None
+    guard: int | None = None
+    guard_negated: bool = False
+
+
+class Program:
+    """The translated entry function and its memory layout."""
+
+    def __init__(self, module: Module, function: Function):
+        self.module = module
+        self.function = function
+        shared = [v for v in module.variables.values() if v.space == "shared"]
+        offsets, _, self.dynamic_start = shared_symbols(function, shared)
+        symbols = {name: ("shared", at) for name, at in offsets.items()}
+        for v in module.variables.values():
+            if v.space in ("global", "const"):
+                symbols[v.name] = ("global", 0)
+        for p in function.parameters.values():
+            symbols[p.name] = ("param", PARAM_WINDOW + p.offset)
+        self.local_bytes = 0
+        for v in function.local_variables.values():
+            at = (self.local_bytes + v.align - 1) // v.align * v.align
+            symbols[v.name] = ("local", at)
+            self.local_bytes = at + v.size_bytes
+        self.local_bytes = (self.local_bytes + 31) // 32 * 32
+        self.blocks: list[Block | None] = [None] * (len(function.instructions) + 1)
+        self._translate(Emitter(function, symbols))
+
+    def line(self, pc: int) -> int:
+        return self.function.instructions[pc].line
+
+    def text(self, pc: int) -> str:
+        code = self.function.instructions
+        return code[pc].text if pc < len(code) else "end of the kernel"
+
+    # Translation -----------------------------------------------------------------------------------------------------
+
+    def _translate(self, e: Emitter) -> None:
+        code = self.function.instructions
+        targets = {
+            i.scope.label(i.operands[0])
+            for i in code
+            if i.mnemonic == "bra" and i.operands
+        }
+        asynchronous = self._asynchronous_registers()
+        errors: list[EmulationError] = []
+        run: list[tuple[Instruction, list]] = []
+        for i in code:
+            if i.pc in targets and run:
+                self._close(e, run)
+                run = []
+            e.begin(i)
+            try:
+                handler, m, is_step = find_form(i)
+                result = handler(e, i, m)
+            except EmulationError as error:
+                errors.append(error)
+                continue
+            if is_step:
+                if run:
+                    self._close(e, run)
+                    run = []
+                self._step(e, i, result, asynchronous)
+            else:
+                run.append((i, self._inline_lines(e, i, asynchronous)))
+        if errors:
+            lines = "\n  ".join(str(x) for x in errors[:40])
+            raise EmulationError(
+                "unsupported",
+                f"{len(errors)} instructions of {self.function.name}:\n  {lines}",
+                errors[0].line,
+            )
+        if run:
+            self._close(e, run)
+        end = len(code)
+        self.blocks[end] = Block(end, end, 1, body=lambda w, lanes: control_ops.EXIT)
+
+    def _asynchronous_registers(self) -> set[int]:
+        """Registers that an asynchronous operation may still be writing, through moves as well."""
+        found: set[int] = set()
+        moves = []
+        for i in self.function.instructions:
+            if i.opcode.startswith(("wgmma.mma_async", "tcgen05.ld")):
+                found.update(
+                    i.scope.register(x.strip())
+                    for x in i.operands[0].strip("{}").split(",")
+                )
+            elif i.mnemonic == "mov" and "{" not in i.text and len(i.operands) == 2:
+                target, source = (i.scope.register(x) for x in i.operands)
+                if target is not None and source is not None:
+                    moves.append((target, source))
+        size = -1
+        while found and size != len(found):
+            size = len(found)
+            found.update(t for t, s in moves if s in found)
+        return found
+
+    def _inline_lines(
+        self, e: Emitter, i: Instruction, asynchronous: set[int]
+    ) -> list[tuple[int | None, str]]:
+        touched = sorted({r for r in (*e.reads, *e.writes) if r in asynchronous})
+        if not touched:
+            return e.lines
+        if (
+            i.mnemonic == "mov"
+            and len(e.lines) == 1
+            and len(e.reads) == 1
+            and e.reads[0] in asynchronous
+            and i.guard is None
+        ):
+            (target, code), source = e.lines[0], e.reads[0]
+            return [
+                (
+                    None,
+                    f"if w.pending_registers and w.rename({target}, {source}, ACT): pass",
+                ),
+                (target, code),
+            ]
+        lines = [
+            (
+                None,
+                f"if w.pending_registers: w.check_pending({tuple(touched)}, {i.pc})",
+            ),
+            *e.lines,
+        ]
+        written = tuple(r for r in e.writes if r in asynchronous)
+        if written and i.mnemonic != "mov":
+            lines.append((None, f"w.dirty_registers.update({written})"))
+        return lines
+
+    def _step(
+        self, e: Emitter, i: Instruction, body: Callable, asynchronous: set[int]
+    ) -> None:
+        if not i.opcode.startswith(("wgmma.", "tcgen05.ld")):
+            touched = tuple(r for r in {*e.reads, *e.writes} if r in asynchronous)
+            if touched:
+                inner = body
+
+                def body(w, lanes):
+                    if w.pending_registers:
+                        w.check_pending(touched, i.pc)
+                    return inner(w, lanes)
+
+        guard = None
+        if i.guard is not None:
+            guard = i.scope.register(i.guard)
+            if guard is None:
+                raise i.unsupported(f"guard {i.guard}")
+        self.blocks[i.pc] = Block(
+            i.pc, i.pc + 1, 1, body=body, guard=guard, guard_negated=i.guard_negated
+        )
+
+    def _close(self, e: Emitter, run: list[tuple[Instruction, list]]) -> None:
+        """Compiles a run twice: for a full warp, and for a mask of active lanes."""
+        whole, masked = ["def whole(w):", " R = w.R"], ["def masked(w, A):", " R = w.R"]
+        for i, lines in run:
+            if i.guard is None:
+                for register, code in lines:
+                    whole.append(f" {_statement(register, code, 'None')}")
+                    masked.append(f" {self._masked(register, code, 'A')}")
+                continue
+            guard = i.scope.register(i.guard)
+            if guard is None:
+                raise i.unsupported(f"guard {i.guard}")
+            sign = "~" if i.guard_negated else ""
+            whole += [f" G = {sign}R[{guard}]", " if G.any():"]
+            masked += [f" G = {sign}R[{guard}] & A", " if G.any():"]
+            for register, code in lines:
+                whole.append(f"  {self._masked(register, code, 'G')}")
+                masked.append(f"  {self._masked(register, code, 'G')}")
+        first, last = run[0][0].pc, run[-1][0].pc
+        source = "\n".join(whole + masked)
+        exec(
+            compile(source, f"<{self.function.name} line {run[0][0].line}>", "exec"),
+            e.environment,
+        )  # noqa: S102
+        environment = e.environment
+        self.blocks[first] = Block(
+            first,
+            last + 1,
+            len(run),
+            whole=environment["whole"],
+            masked=environment["masked"],
+        )
+
+    def _masked(self, register: int | None, code: str, mask: str) -> str:
+        if register is None:
+            return code.replace("ACT", mask)
+        broadcast = (
+            f"{mask}[:, None]" if self.function.register_bytes[register] == 16 else mask
+        )
+        return f"R[{register}] = where({broadcast}, {code.replace('ACT', mask)}, R[{register}])"
+
+
+def _statement(register: int | None, code: str, mask: str) -> str:
+    code = code.replace("ACT", mask)
+    return code if register is None else f"R[{register}] = {code}"
