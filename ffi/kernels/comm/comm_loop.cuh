@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "kernels/comm/placement.cuh"
 #include "kernels/comm/reducers.cuh"
 #include "kernels/comm/vector_math.cuh"
+#include "kernels/layout/placement.h"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/schedule/comm_list.cuh"
 #include "kernels/sync/fault.cuh"

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/comm/placement.cuh"
 #include "kernels/comm/vector_math.cuh"
+#include "kernels/layout/placement.h"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/multimem.cuh"
 

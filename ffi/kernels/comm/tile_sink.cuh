@@ -17,9 +17,10 @@
 
 #include <cstdint>
 
-#include "kernels/comm/placement.cuh"
+#include "kernels/layout/placement.h"
 #include "kernels/schedule/tile_order.h"
 #include "kernels/sync/spin.cuh"
+#include "kernels/sync/warp.cuh"
 
 namespace jax_symm {
 
@@ -64,7 +65,7 @@ class TileSink {
     const uint32_t total = params_.rows.TotalRows();
     const uint32_t begin = min(tile.m * Tile::kTileM, total);
     const RowRange rows = {begin, min(begin + Tile::kTileM, total)};
-    for (uint32_t rank = threadIdx.x % 32; rank < params_.ranks; rank += 32) {
+    for (uint32_t rank = Lane(); rank < params_.ranks; rank += 32) {
       if (params_.rows.OwnsAny(rank, rows)) {
         ptx::StoreReleaseSys(TileFlag(params_, rank, order_.FlagTile(tile), params_.rank),
                              tag.flag);

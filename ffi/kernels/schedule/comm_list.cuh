@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "kernels/schedule/tile_order.h"
-#include "kernels/sync/spin.cuh"
+#include "kernels/sync/warp.cuh"
 
 namespace jax_symm {
 
@@ -62,7 +62,7 @@ class CommList {
 
   /// Which of 32 slices of a band hold work, as a bit mask.
   __device__ uint32_t WorkMask(uint32_t band, uint32_t first) const {
-    const uint32_t index = first + threadIdx.x % 32;
+    const uint32_t index = first + Lane();
     bool has_work = false;
     if (index < BandSlices(band)) {
       const RowRange rows = RowsOf(SliceAt(band, index));
@@ -86,9 +86,9 @@ class CommList {
       const uint32_t mask = WorkMask(band, first);
       const uint32_t count = __popc(mask);
       if (nth < count) {
-        const uint32_t lane = threadIdx.x % 32;
-        const bool chosen = (mask >> lane & 1) && __popc(mask & ((1u << lane) - 1)) == nth;
-        return SliceAt(band, first + __ffs(__ballot_sync(kFullWarp, chosen)) - 1);
+        const uint32_t before = __popc(mask & ((1u << Lane()) - 1));
+        const bool chosen = (mask >> Lane() & 1) && before == nth;
+        return SliceAt(band, first + LowestLane(__ballot_sync(kFullWarp, chosen)));
       }
       nth -= count;
     }

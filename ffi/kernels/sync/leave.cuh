@@ -5,7 +5,7 @@
 
 #include "kernels/ptx/memory.cuh"
 #include "kernels/sync/signals.cuh"
-#include "kernels/sync/spin.cuh"
+#include "kernels/sync/warp.cuh"
 
 namespace jax_symm {
 
@@ -13,7 +13,7 @@ namespace jax_symm {
 /// tells the peers that this rank has read all it will read, and closes the epoch.
 __device__ inline void LeaveLaunch(const KernelParams& params) {
   SignalPad* pad = PadOf(params, params.rank);
-  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t lane = Lane();
   uint32_t left = 0;
   // Acquire-release: every other CTA's reads, claims and report come before what follows.
   if (lane == 0) left = ptx::AtomicAddAcqRelGpu(&pad->left, 1);

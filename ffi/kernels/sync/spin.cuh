@@ -8,10 +8,10 @@
 #include "kernels/ptx/time.cuh"
 #include "kernels/sync/fault.cuh"
 #include "kernels/sync/signals.cuh"
+#include "kernels/sync/warp.cuh"
 
 namespace jax_symm {
 
-inline constexpr uint32_t kFullWarp = 0xffffffffu;
 inline constexpr uint32_t kPollPauseNs = 32;
 /// Host memory is a trip over PCIe: look there rarely.
 inline constexpr uint32_t kPollsPerAbortCheck = 64;
@@ -60,7 +60,7 @@ __device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag
     }
     const uint32_t troubled = __ballot_sync(kFullWarp, trouble != FaultKind::kNone);
     if (troubled != 0) {
-      if (threadIdx.x % 32 == __ffs(troubled) - 1) {
+      if (Lane() == LowestLane(troubled)) {
         if (trouble == FaultKind::kTimeout) blamed = FindCulprit(params, tag, peer);
         ReportFault(params, tag, trouble, blamed,
                     {wait.awaited, peer, wait.tile, seen, wait.wanted});
@@ -81,7 +81,7 @@ template <typename WordOf>
 __device__ bool WaitForRanks(const KernelParams& params, const LaunchTag& tag, const Wait& wait,
                              WordOf word_of) {
   for (uint32_t first = 0; first < params.ranks; first += 32) {
-    const uint32_t peer = first + threadIdx.x % 32;
+    const uint32_t peer = first + Lane();
     const uint64_t* word = peer < params.ranks ? word_of(peer) : nullptr;
     if (!spin_internal::SpinWarp(params, tag, wait, peer, word)) return false;
   }

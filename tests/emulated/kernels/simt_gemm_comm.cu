@@ -34,9 +34,9 @@ __device__ void MultiplyTile(const KernelParams& params, const Sink& sink, TileI
     float sums[kVectorElements] = {};
     for (uint32_t k = 0; k < params.k; ++k) {
       const float a = static_cast<float>(x[uint64_t{row} * params.k + k]);
-      for (uint32_t i = 0; i < kVectorElements; ++i) {
-        sums[i] += a * static_cast<float>(w[uint64_t{k} * params.n + column + i]);
-      }
+      float weights[kVectorElements] = {};
+      AddTo<typename Tile::Element>(weights, ptx::LoadVector(w + uint64_t{k} * params.n + column));
+      for (uint32_t i = 0; i < kVectorElements; ++i) sums[i] += a * weights[i];
     }
     StoreAs<typename Tile::Element>(OutputType::kElement, sums, [&](int, const ptx::Vector& v) {
       ptx::StoreVector(sink.RowPointer(row, column), v);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/address.h"
+#include "kernels/layout/host_device.h"
 #include "kernels/layout/kernel_params.h"
 
 namespace jax_symm {
@@ -11,8 +12,8 @@ namespace jax_symm {
 /// Where `source`'s contribution to `row` is: in the owner's slot of that source, or in the
 /// source's own partial.
 template <Reducer kReducer>
-__device__ __forceinline__ uint64_t PartialAddress(const KernelParams& params, uint32_t source,
-                                                   uint32_t row, uint32_t column) {
+JAX_SYMM_HOST_DEVICE constexpr uint64_t PartialAddress(const KernelParams& params, uint32_t source,
+                                                       uint32_t row, uint32_t column) {
   constexpr uint64_t kElementBytes = 2;
   uint32_t home = source;
   uint64_t home_row = row;
@@ -25,23 +26,23 @@ __device__ __forceinline__ uint64_t PartialAddress(const KernelParams& params, u
 }
 
 /// The same place in every rank's partial, for the switch.
-__device__ __forceinline__ MulticastAddress MulticastPartial(const KernelParams& params,
-                                                             uint32_t row, uint32_t column) {
+JAX_SYMM_HOST_DEVICE constexpr MulticastAddress MulticastPartial(const KernelParams& params,
+                                                                 uint32_t row, uint32_t column) {
   constexpr uint64_t kElementBytes = 2;
   return {params.multicast_workspace.value + params.data_offset +
           (uint64_t{row} * params.data_pitch + column) * kElementBytes};
 }
 
 /// Offset, in any rank's workspace, of the all-reduced value of (row, column).
-__device__ __forceinline__ uint64_t ResultOffset(const KernelParams& params, uint32_t row,
-                                                 uint32_t column) {
+JAX_SYMM_HOST_DEVICE constexpr uint64_t ResultOffset(const KernelParams& params, uint32_t row,
+                                                     uint32_t column) {
   return params.result_offset +
          (uint64_t{row} * params.data_pitch + column) * OutputBytes(params.output_type);
 }
 
 /// `row` is a row of the output as XLA sees it.
-__device__ __forceinline__ void* OutputAddress(const KernelParams& params, uint32_t row,
-                                               uint32_t column) {
+JAX_SYMM_HOST_DEVICE inline void* OutputAddress(const KernelParams& params, uint32_t row,
+                                                uint32_t column) {
   return static_cast<uint8_t*>(params.output) +
          (row * params.output_pitch + column) * OutputBytes(params.output_type);
 }

@@ -1,0 +1,246 @@
+"""Ranks of the emulator that share a workspace, and the calls they make on it.
+
+Operands are exact: rank r's x holds small integers times 2**r, so the sum over the ranks
+names any rank that is missing or counted twice, and is compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from kernel_layout import FFI, Awaited, Call, Collective, FaultKind, Verdict
+from ptx_emulator import Buffer, Kernel, Machine, RunResult, Schedule
+from ptx_emulator.numeric import FROM_F32
+
+NEVER_NS = 1 << 50
+RECORD_NBYTES = 40
+NVCC = os.environ.get("NVCC") or shutil.which("nvcc")
+
+
+@functools.cache
+def compile_ptx(source: Path, arch: str, options: tuple[str, ...] = ()) -> str:
+    """PTX of a kernel file; kept on disk as long as no source changes."""
+    headers = [FFI / "base/address.h", *sorted(FFI.glob("kernels/*/*.*h"))]
+    key = hashlib.sha256(" ".join((arch, *options)).encode())
+    for path in (source, *headers):
+        key.update(path.read_bytes())
+    directory = Path(tempfile.gettempdir()) / f"jax_symm_ptx_{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    ptx = directory / f"{source.stem}_{arch}_{key.hexdigest()[:16]}.ptx"
+    if not ptx.exists():
+        building = ptx.with_suffix(f".{os.getpid()}.tmp")
+        command = [NVCC, f"-arch={arch}", "-ptx", "-std=c++20", f"-I{FFI}", *options]
+        subprocess.run([*command, source, "-o", building], check=True)
+        building.replace(ptx)
+    return ptx.read_text()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rank's record of a fault, as its host reads it."""
+
+    verdict: Verdict
+    awaited: Awaited
+    peer: int
+    tile: int
+    seen: int
+    wanted: int
+
+    @classmethod
+    def read(cls, record: Buffer) -> Fault | None:
+        raw = record.array(np.uint64)
+        if raw[0] == 0:
+            return None
+        awaited, peer, tile = (int(x) for x in raw[1:3].view(np.uint32)[:3])
+        verdict = Verdict.unpack(int(raw[0]))
+        return cls(verdict, Awaited(awaited), peer, tile, int(raw[3]), int(raw[4]))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A call made by one rank: its operands as float64 and its output."""
+
+    call: Call
+    rank: int
+    x: np.ndarray
+    w: np.ndarray
+    output: Buffer
+    element: str
+
+    def result(self) -> np.ndarray:
+        """The output's bits, [rows, n]."""
+        dtype = np.uint32 if self.call.float32_output else np.uint16
+        return self.output.array(dtype).reshape(-1, self.call.n)
+
+    def is_poisoned(self) -> bool:
+        """Whether every row of the product is NaN."""
+        dtype = np.float32 if self.call.float32_output else np.float16
+        values = self.result().view(dtype)
+        if self.element == "bf16" and not self.call.float32_output:
+            values = (self.result().astype(np.uint32) << 16).view(np.float32)
+        return bool(np.isnan(values[self.owned_output_rows()]).all())
+
+    def owned_output_rows(self) -> np.ndarray:
+        """Rows of the output that are not padding."""
+        return output_rows(self.call, self.rank)[0]
+
+
+def output_rows(call: Call, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a rank's output that are not padding, and the product's rows they hold."""
+    row = np.arange(call.total_rows)
+    if call.collective == Collective.ALL_REDUCE:
+        return row, row
+    shard = call.rows_per_shard
+    mine = row[row % call.rows // shard == rank]
+    return mine // call.rows * shard + mine % call.rows % shard, mine
+
+
+def expected(launches: Sequence[Launched], rank: int) -> np.ndarray:
+    """Bits of the output: sum over the ranks in f32 of partials that are exact, rounded once."""
+    call, element = launches[rank].call, launches[rank].element
+    total = sum(launch.x @ launch.w for launch in launches)
+    here, there = output_rows(call, rank)
+    reduce_scatter = call.collective == Collective.REDUCE_SCATTER
+    rows = call.batch * call.rows_per_shard if reduce_scatter else call.total_rows
+    values = np.zeros((rows, call.n), np.float32)
+    values[here] = total[there]
+    return values.view(np.uint32) if call.float32_output else FROM_F32[element](values)
+
+
+class World:
+    """R ranks with one workspace.
+
+    `largest` decides the size of the workspace: later calls of any shape must fit in.
+    """
+
+    def __init__(
+        self,
+        largest: Call,
+        *,
+        arch: str = "sm_90a",
+        resident_ctas: int = 4,
+        check: bool = True,
+        seed: int = 0,
+    ):
+        self.machine = Machine(
+            largest.ranks, arch, resident_ctas=resident_ctas, check=check
+        )
+        self.ranks = range(largest.ranks)
+        self._random = np.random.default_rng(seed)
+        self._largest = largest
+        sizes = largest.sizes()
+        self.workspace = self.machine.symmetric(sizes.nbytes, label="workspace")
+        for rank in self.ranks:
+            # As the allocator leaves it: the pad and the flags are zero, data is anything.
+            zeros = np.zeros(sizes.data_offset, np.uint8)
+            self.workspace.buffer(rank).write(zeros)
+        self.abort_words = [self._host_words(2, "abort word") for _ in self.ranks]
+        self.records = [self._host_words(RECORD_NBYTES // 4, "record") for _ in self.ranks]
+
+    def _host_words(self, count: int, label: str) -> Buffer:
+        return self.machine.host_buffer(np.zeros(count, np.uint32), label=label)
+
+    def shaped(self, call: Call) -> Call:
+        """The call on this world's workspace."""
+        largest = self._largest
+        all_reduce = largest.workspace_all_reduce
+        if all_reduce is None:
+            all_reduce = largest.collective == Collective.ALL_REDUCE
+        fields = {"payload_bytes": largest.payload, "workspace_all_reduce": all_reduce}
+        shaped = Call(**{**call.__dict__, **fields})
+        assert shaped.sizes().fits, f"{call} does not fit in the workspace"
+        return shaped
+
+    def operands(self, call: Call, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """x [rows, k] and w [k, n]: sparse enough that partials are small integers."""
+        x = self._random.integers(-1, 2, (call.total_rows, call.k))
+        w = self._random.integers(0, 2, (call.k, call.n))
+        return x * 2.0**rank, w * 1.0
+
+    def launch(
+        self,
+        rank: int,
+        kernel: Kernel,
+        call: Call,
+        *,
+        grid: int = 2,
+        block: int = 256,
+        call_hash: int = 0x123456,
+        timeout_ns: int = NEVER_NS,
+        axis_index: int | None = None,
+        element: str = "bf16",
+    ) -> Launched:
+        """Enqueues the call on one rank, with operands of its own."""
+        call = self.shaped(call)
+        x, w = self.operands(call, rank)
+        machine = self.machine
+        rows = output_rows(call, rank)[0].size
+        if call.collective == Collective.REDUCE_SCATTER:
+            rows = call.batch * call.rows_per_shard
+        # All ones: NaN in every format. A row that nobody writes is noticed.
+        poison = np.full(rows * call.n * (4 if call.float32_output else 2), 0xFF, np.uint8)
+        output = machine.buffer(rank, poison, label="output")
+        index = np.array([rank if axis_index is None else axis_index], np.int32)
+        params = call.params(
+            rank=rank,
+            call_hash=call_hash,
+            timeout_ns=timeout_ns,
+            workspaces=[self.workspace.address(rank, peer) for peer in self.ranks],
+            multicast_workspace=self.workspace.multicast_address(rank),
+            output=output.address,
+            axis_index=machine.buffer(rank, index, label="axis index").address,
+            abort_word=self.abort_words[rank].address,
+            fault_record=self.records[rank].address,
+        )
+        operands = [
+            machine.buffer(rank, FROM_F32[element](value.astype(np.float32)), label=name)
+            for name, value in (("x", x), ("w", w))
+        ]
+        machine.launch(rank, kernel, grid, block, [params, *operands])
+        return Launched(call, rank, x, w, output, element)
+
+    def run(self, seed: int = 0, schedule: Schedule | None = None) -> RunResult:
+        return self.machine.run(seed, schedule)
+
+    def lose(self, rank: int) -> None:
+        """What each rank's host does when it learns that a peer's process has ended."""
+        for word in self.abort_words:
+            word.write(np.array([rank + 1], np.uint32))
+
+    def faults(self) -> list[Fault | None]:
+        return [Fault.read(record) for record in self.records]
+
+
+def check_results(launches: Sequence[Launched]) -> None:
+    """Compares what one call left on every rank, bit for bit."""
+    for rank, launch in enumerate(launches):
+        got, want = launch.result(), expected(launches, rank)
+        wrong = np.argwhere(got != want)
+        if len(wrong):
+            row, column = wrong[0]
+            raise AssertionError(
+                f"rank {rank}: {len(wrong)} of {got.size} elements differ, first at row "
+                f"{row}, column {column}: got {got[row, column]:#x}, expected "
+                f"{want[row, column]:#x}; {launch.call}"
+            )
+
+
+__all__ = [
+    "Awaited",
+    "Fault",
+    "FaultKind",
+    "Launched",
+    "World",
+    "check_results",
+    "compile_ptx",
+    "expected",
+]
