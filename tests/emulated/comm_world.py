@@ -1,7 +1,7 @@
 """Ranks of the emulator that share a workspace, and the calls they make on it.
 
-Operands are exact: rank r's x holds small integers times 2**r, so the sum over the ranks
-names any rank that is missing or counted twice, and is compared bit for bit.
+Operands are exact: rank r's x holds small integers times 2**r, so the sum over the
+ranks names any rank that is missing or counted twice, and is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Launched:
 
 
 def output_rows(call: Call, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a rank's output that are not padding, and the product's rows they hold."""
+    """Rows of a rank's output that are not padding, and which product rows they hold."""
     row = np.arange(call.total_rows)
     if call.collective == Collective.ALL_REDUCE:
         return row, row
@@ -105,7 +105,7 @@ def output_rows(call: Call, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(launches: Sequence[Launched], rank: int) -> np.ndarray:
-    """Bits of the output: sum over the ranks in f32 of partials that are exact, rounded once."""
+    """Bits of the output: the f32 sum of exact partials, rounded once."""
     call, element = launches[rank].call, launches[rank].element
     total = sum(launch.x @ launch.w for launch in launches)
     here, there = output_rows(call, rank)
@@ -140,11 +140,13 @@ class World:
         sizes = largest.sizes()
         self.workspace = self.machine.symmetric(sizes.nbytes, label="workspace")
         for rank in self.ranks:
-            # As the allocator leaves it: the pad and the flags are zero, data is anything.
+            # As the allocator leaves it: pad and flags are zero, data is anything.
             zeros = np.zeros(sizes.data_offset, np.uint8)
             self.workspace.buffer(rank).write(zeros)
         self.abort_words = [self._host_words(2, "abort word") for _ in self.ranks]
-        self.records = [self._host_words(RECORD_NBYTES // 4, "record") for _ in self.ranks]
+        self.records = [
+            self._host_words(RECORD_NBYTES // 4, "record") for _ in self.ranks
+        ]
 
     def _host_words(self, count: int, label: str) -> Buffer:
         return self.machine.host_buffer(np.zeros(count, np.uint32), label=label)
@@ -187,7 +189,9 @@ class World:
         if call.collective == Collective.REDUCE_SCATTER:
             rows = call.batch * call.rows_per_shard
         # All ones: NaN in every format. A row that nobody writes is noticed.
-        poison = np.full(rows * call.n * (4 if call.float32_output else 2), 0xFF, np.uint8)
+        poison = np.full(
+            rows * call.n * (4 if call.float32_output else 2), 0xFF, np.uint8
+        )
         output = machine.buffer(rank, poison, label="output")
         index = np.array([rank if axis_index is None else axis_index], np.int32)
         params = call.params(
@@ -202,7 +206,9 @@ class World:
             fault_record=self.records[rank].address,
         )
         operands = [
-            machine.buffer(rank, FROM_F32[element](value.astype(np.float32)), label=name)
+            machine.buffer(
+                rank, FROM_F32[element](value.astype(np.float32)), label=name
+            )
             for name, value in (("x", x), ("w", w))
         ]
         machine.launch(rank, kernel, grid, block, [params, *operands])
@@ -228,8 +234,8 @@ def check_results(launches: Sequence[Launched]) -> None:
         if len(wrong):
             row, column = wrong[0]
             raise AssertionError(
-                f"rank {rank}: {len(wrong)} of {got.size} elements differ, first at row "
-                f"{row}, column {column}: got {got[row, column]:#x}, expected "
+                f"rank {rank}: {len(wrong)} of {got.size} elements differ, first at "
+                f"row {row}, column {column}: got {got[row, column]:#x}, expected "
                 f"{want[row, column]:#x}; {launch.call}"
             )
 

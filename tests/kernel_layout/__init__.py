@@ -127,7 +127,7 @@ def _library() -> ctypes.CDLL:
     if not library.exists():
         compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
         built = library.with_suffix(f".{os.getpid()}.so")
-        flags = "-std=c++20 -O1 -shared -fPIC -Wall -Wextra -Werror".split()
+        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
         subprocess.run(
             [compiler, *flags, f"-I{FFI}", _HERE / "layout.cc", "-o", built], check=True
         )
@@ -142,8 +142,9 @@ def _library() -> ctypes.CDLL:
 class Call:
     """One fused call as all ranks make it.
 
-    `shard_rows` defaults to an equal division of `rows` (of each batch), `payload_bytes`
-    and `workspace_all_reduce` describe the workspace: by default it suits this call.
+    `shard_rows` defaults to an equal division of `rows` (of each batch);
+    `payload_bytes` and `workspace_all_reduce` describe the workspace: by default it
+    suits this call.
     """
 
     ranks: int

@@ -1,4 +1,4 @@
-"""Tile order, row ownership and the division of a workspace, from the kernels' headers."""
+"""Tile order, row ownership and the division of a workspace: the kernels' headers."""
 
 import numpy as np
 import pytest
@@ -125,7 +125,8 @@ def test_a_call_within_the_payload_fits(call):
 def test_rows_keep_whole_cache_lines_apart_where_there_is_room():
     call = Call(ranks=4, rows=512, n=136)
     assert call.sizes().data_pitch == 136
-    assert Call(ranks=4, rows=512, n=136, payload_bytes=1 << 20).sizes().data_pitch == 192
+    roomy = Call(ranks=4, rows=512, n=136, payload_bytes=1 << 20)
+    assert roomy.sizes().data_pitch == 192
 
 
 @pytest.mark.parametrize("epoch", [1, 2**32 - 1, 2**32, 2**40 - 1])

@@ -60,9 +60,11 @@ struct RowMap {
   }
 
   JAX_SYMM_HOST_DEVICE constexpr bool OwnsAll(uint32_t rank, RowRange rows) const {
-    const uint32_t in_batch = rows.begin % rows_per_batch;
+    const uint32_t owned = OwnedPerBatch(rank);
+    if (owned == rows_per_batch) return true;
     const uint32_t first = rank * shard_rows;
-    return in_batch >= first && in_batch + (rows.end - rows.begin) <= first + OwnedPerBatch(rank);
+    const uint32_t in_batch = rows.begin % rows_per_batch;
+    return in_batch >= first && in_batch + (rows.end - rows.begin) <= first + owned;
   }
 };
 
