@@ -38,6 +38,7 @@ class GemmAnchor:
     tile_n: int
     cluster: tuple[int, int]
     two_sm: bool = False
+    mn_major: bool = False
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -48,6 +49,7 @@ class GemmAnchor:
             "CLUSTER_M": self.cluster[0],
             "CLUSTER_N": self.cluster[1],
             "TWO_SM": int(self.two_sm),
+            "MN_MAJOR": int(self.mn_major),
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
 
@@ -55,7 +57,19 @@ class GemmAnchor:
 SM100_ONE_SM = GemmAnchor("sm100 1-SM 128x128", 100, 128, 128, (1, 1))
 SM100_TWO_SM = GemmAnchor("sm100 2-SM 256x128", 100, 256, 128, (2, 1), two_sm=True)
 SM100_MULTICAST = GemmAnchor("sm100 2-SM 4x2", 100, 256, 256, (4, 2), two_sm=True)
+SM100_MN_MAJOR = GemmAnchor("sm100 MN-major", 100, 128, 128, (1, 1), mn_major=True)
+SM100_M64 = GemmAnchor("sm100 1-SM 64x128", 100, 64, 128, (1, 1))
+SM100_PAIR_M128 = GemmAnchor("sm100 2-SM 128x128", 100, 128, 128, (2, 1), two_sm=True)
 SM90_WGMMA = GemmAnchor("sm90 wgmma 128x128", 90, 128, 128, (2, 1))
+ANCHORS = (
+    SM100_ONE_SM,
+    SM90_WGMMA,
+    SM100_TWO_SM,
+    SM100_MULTICAST,
+    SM100_MN_MAJOR,
+    SM100_M64,
+    SM100_PAIR_M128,
+)
 
 
 @dataclass(frozen=True)

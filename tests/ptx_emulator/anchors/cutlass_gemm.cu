@@ -1,9 +1,9 @@
-// A CUTLASS bf16 GEMM, D = A * B (A row-major m x k, B column-major k x n, f32 accumulation, bf16
-// D row-major), as a third-party anchor of the emulator: its PTX is what nvcc keeps, and the
-// program prints the launch as CUTLASS's own host code computes it, without a GPU and without
-// libcuda.
+// A CUTLASS bf16 GEMM, D = A * B (A m x k, B k x n, f32 accumulation, bf16 D row-major), as a
+// third-party anchor of the emulator: its PTX is what nvcc keeps, and the program prints the launch
+// as CUTLASS's own host code computes it, without a GPU and without libcuda.
 //
-// Macros: ARCH (90 or 100), TILE_M, TILE_N, CLUSTER_M, CLUSTER_N, TWO_SM (0 or 1, sm_100 only).
+// Macros: ARCH (90 or 100), TILE_M, TILE_N, CLUSTER_M, CLUSTER_N, TWO_SM (0 or 1, sm_100 only),
+// MN_MAJOR (0: A row-major and B column-major, so K-major operands; 1: the opposite).
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +28,14 @@ using Tile = Shape<Int<TILE_M>, Int<TILE_N>, cute::_64>;
 using ClusterShape = Shape<Int<CLUSTER_M>, Int<CLUSTER_N>, cute::_1>;
 constexpr int kAlignment = 8;  // elements: 16 bytes
 
+#if MN_MAJOR
+using LayoutA = ColumnMajor;
+using LayoutB = RowMajor;
+#else
+using LayoutA = RowMajor;
+using LayoutB = ColumnMajor;
+#endif
+
 #if ARCH == 90
 using Arch = cutlass::arch::Sm90;
 using MainloopSchedule = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
@@ -47,7 +55,7 @@ using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, RowMajor, kAlignment,
     Element, RowMajor, kAlignment, EpilogueSchedule>::CollectiveOp;
 using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-    Arch, cutlass::arch::OpClassTensorOp, Element, RowMajor, kAlignment, Element, ColumnMajor,
+    Arch, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAlignment, Element, LayoutB,
     kAlignment, float, Tile, ClusterShape,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
         sizeof(typename Epilogue::SharedStorage))>,
