@@ -213,7 +213,7 @@ def _init(e: Emitter, i: Instruction, m: re.Match):
                 )
             barrier = mbarrier.initialise(cta, offset, int(count[lane]))
             if w.machine.checker is not None:
-                w.machine.checker.mbarrier_init(w, int(lane), barrier)
+                w.machine.checker.mbarrier_init(w, int(lane), barrier, i.pc)
         w.machine.progress += 1
 
     return body

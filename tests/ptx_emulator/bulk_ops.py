@@ -26,12 +26,15 @@ REDUCE = r"\.(?P<op>add|min|max|inc|dec|and|or|xor)"
 class BulkGroups:
     """The bulk groups of one thread: operations not yet committed, and committed groups in order."""
 
-    def __init__(self, checker):
+    def __init__(self, w: Warp):
+        checker, launch = w.machine.checker, w.cta.launch
         self.open: list[dict] = []
         self.groups: list[list[dict]] = []
         self.committed = 0
         self.agents = (
-            (checker.agent(), checker.agent()) if checker is not None else None
+            (checker.agent(launch), checker.agent(launch))
+            if checker is not None
+            else None
         )  # source read, all done
 
     def commit(self) -> None:
@@ -49,7 +52,7 @@ class BulkGroups:
 
 def bulk_groups(w: Warp, lane: int) -> BulkGroups:
     if lane not in w.bulk_groups:
-        w.bulk_groups[lane] = BulkGroups(w.machine.checker)
+        w.bulk_groups[lane] = BulkGroups(w)
     return w.bulk_groups[lane]
 
 

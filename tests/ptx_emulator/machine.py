@@ -181,7 +181,7 @@ class Machine:
         *,
         resident_ctas: int = 4,
         strict: bool = True,
-        check: bool = False,
+        check: bool = True,
     ):
         if arch not in ARCHITECTURES:
             raise ValueError(f"arch {arch!r}, expected one of {sorted(ARCHITECTURES)}")

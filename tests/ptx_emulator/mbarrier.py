@@ -24,6 +24,7 @@ class Mbarrier:
         self.published: list = [None, None]
         self.initialised = None
         self.fenced = False
+        self.known: set[tuple[int, int]] = set()
         self.agent: int | None = None
 
     @property

@@ -33,6 +33,7 @@ class Bytes:
         self.shadow = None
         self.rank: int | None = None
         self.watch = None
+        self.shared = False
         self._views: dict[tuple[int, int], tuple] = {}
 
     def view(self, element: int, count: int):

@@ -38,6 +38,7 @@ class Launch:
     resident: list[Cluster] = field(default_factory=list)
     started: bool = False
     clocks: object = None
+    agents: list[int] = field(default_factory=list)
 
     @property
     def threads(self) -> int:
@@ -104,6 +105,7 @@ class Cta:
         self.index = index
         self.name = f"rank {launch.rank} launch {launch.index} CTA {index}"
         self.shared = Bytes(size, f"shared memory of {self.name}")
+        self.shared.shared = True
         self.barriers: dict[int, NamedBarrier] = {}
         self.mbarriers: dict[int, object] = {}
         self.tensor = TensorMemory(self.name)

@@ -164,7 +164,9 @@ class TensorQueue:
         self.items: deque = deque()
         self.issued = 0
         self.agent = (
-            w.machine.checker.agent() if w.machine.checker is not None else None
+            w.machine.checker.agent(w.cta.launch)
+            if w.machine.checker is not None
+            else None
         )
         w.machine.add_queue(self, w.cta.cluster)
 

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 LANES = np.arange(32)
 UNICAST, MULTICAST = 0, 1
+# Registers start with rubbish. Register arrays are never changed in place, so these are shared.
+_INITIAL = {
+    0: np.zeros(32, bool),
+    16: np.full((32, 2), 0xA5A5, u8),
+    **{n: np.full(32, 0xA5, UNSIGNED[n]) for n in (1, 2, 4, 8)},
+}
 
 
 class Split:
@@ -37,14 +43,7 @@ class Warp:
         self.cta = cta
         self.index = index
         self.machine = launch.machine
-        self.R = [
-            np.zeros(32, bool)
-            if n == 0
-            else np.full((32, 2), 0xA5A5, u8)
-            if n == 16
-            else np.full(32, 0xA5, UNSIGNED[n])
-            for n in function.register_bytes
-        ]
+        self.R = [_INITIAL[n] for n in function.register_bytes]
         thread = index * 32 + np.arange(32)
         x, y, z = launch.block
         self.tid = [

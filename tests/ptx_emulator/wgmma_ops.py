@@ -107,7 +107,9 @@ class Warpgroup:
         self.ops: list[MmaOp] = []
         self.executed = 0
         machine = cta.launch.machine
-        self.agent = machine.checker.agent() if machine.checker is not None else None
+        self.agent = (
+            machine.checker.agent(cta.launch) if machine.checker is not None else None
+        )
 
     def ready(self) -> bool:
         return (
