@@ -69,22 +69,24 @@ class Agreement:
     multicast: tuple[MulticastPlan, ...]
 
 
-def describe(around: Surroundings, wish: Wish, books: Any, host: str) -> bytes:
+def describe(
+    around: Surroundings, wish: Wish, books: Any, hosts: Sequence[str]
+) -> bytes:
     """This process's record. Never raises: a failure becomes a part of the record.
 
     Args:
       books: The process's multicast books (`_multicast.Books`).
-      host: What tells hosts apart; equal in processes that can pass descriptors.
+      hosts: The host of each process: equal where descriptors can pass.
     """
     try:
-        record = _describe(around, wish, books, host)
+        record = _describe(around, wish, books, hosts)
     except Exception as error:
         record = {"error": [type(error).__name__, str(error)]}
     return json.dumps(record).encode()
 
 
 def _describe(
-    around: Surroundings, wish: Wish, books: Any, host: str
+    around: Surroundings, wish: Wish, books: Any, hosts: Sequence[str]
 ) -> dict[str, Any]:
     backend = around.backend
     ranks = {}
@@ -97,10 +99,9 @@ def _describe(
             "multicast": facts.multicast,
             "granularity": backend.granularity(device),
         }
-    record = {"host": host, "ranks": ranks, "unreachable": _unreachable(around)}
-    spread = {host} if around.exchange.process_count == 1 else None
-    if spread is None and any(r["fabric"] for r in ranks.values()):
-        record["no_fabric"] = _fabric_refusal(around)
+    record: dict[str, Any] = {"ranks": ranks, "unreachable": _unreachable(around)}
+    if len(set(hosts)) > 1:
+        record["no_fabric"] = _fabric_refusal(around, ranks)
     if wish.multicast != "never":
         record |= _describe_multicast(around, ranks, books)
     return record
@@ -117,8 +118,10 @@ def _unreachable(around: Surroundings) -> str:
     return ""
 
 
-def _fabric_refusal(around: Surroundings) -> str:
+def _fabric_refusal(around: Surroundings, ranks: Mapping[str, Any]) -> str:
     """Why fabric handles do not work here, found by trying; "" when they do."""
+    if not all(facts["fabric"] for facts in ranks.values()):
+        return "its GPUs have no fabric handles"
     for device in sorted({device for _, _, device in around.mine}):
         try:
             around.backend.probe_fabric(device)
@@ -141,7 +144,9 @@ def _describe_multicast(
     }
 
 
-def agree(around: Surroundings, wish: Wish, payloads: Sequence[bytes]) -> Agreement:
+def agree(
+    around: Surroundings, wish: Wish, payloads: Sequence[bytes], hosts: Sequence[str]
+) -> Agreement:
     """The plan that follows from the records of all processes.
 
     Raises:
@@ -171,25 +176,32 @@ def agree(around: Surroundings, wish: Wish, payloads: Sequence[bytes]) -> Agreem
     planner = _Planner(around, wish, records, ranks, nbytes, unit)
     return Agreement(
         nbytes=nbytes,
-        handle_type=_handle_type(records, ranks),
+        handle_type=_handle_type(records, ranks, hosts),
         multicast=tuple(planner.plan(group) for group in range(len(around.groups))),
     )
 
 
-def _handle_type(records: Sequence[Record], ranks: Mapping[str, Any]) -> str:
+def _handle_type(
+    records: Sequence[Record], ranks: Mapping[str, Any], hosts: Sequence[str]
+) -> str:
     if len(records) == 1:
         return "NONE"
-    hosts = {record["host"] for record in records}
-    if len(hosts) == 1 and all(facts["fd"] for facts in ranks.values()):
+    if len(set(hosts)) == 1:
+        for key, facts in sorted(ranks.items()):
+            if not facts["fd"]:
+                raise SymmUnavailableError(
+                    f"the GPU of rank {key.split('/')[1]} cannot export its memory as a "
+                    "file descriptor, so it cannot be shared with other processes"
+                )
         return "POSIX_FD"
     for process, record in enumerate(records):
-        refusal = record.get("no_fabric", "its GPUs have no fabric handles")
-        if refusal:
+        if record["no_fabric"]:
             raise SymmUnavailableError(
-                f"memory cannot be shared between the {len(hosts)} hosts of this mesh: "
-                f"fabric handles do not work in process {process}: {refusal}. Every "
-                "container needs an IMEX channel (/dev/nvidia-caps-imex-channels), and "
-                "all hosts must be in one NVLink domain"
+                f"memory cannot be shared between the {len(set(hosts))} hosts of this "
+                f"mesh: fabric handles do not work in process {process}: "
+                f"{record['no_fabric']}. Every container needs an IMEX channel "
+                "(/dev/nvidia-caps-imex-channels), and all hosts must be in one NVLink "
+                "domain"
             )
     return "FABRIC"
 

@@ -92,7 +92,7 @@ class Line:
 def _work(sock: socket.socket, index: int, environment: dict[str, str]) -> None:
     """A worker's life: run what the hub asks for."""
     os.environ.update(environment)
-    import ranks  # noqa: PLC0415 - after the environment is set, as a real rank would
+    import ranks
 
     while True:
         try:
@@ -112,7 +112,7 @@ class Worker:
 
     def __init__(self, index: int, environment: dict[str, str]):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ranks"])
+        context.set_forkserver_preload(["ranks", "pytest"])
         self.index = index
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = context.Process(
@@ -191,8 +191,12 @@ class _Meeting:
         self._board: dict[str, str] = {}
         self._waiting: dict[int, tuple[Any, list[int]]] = {}
         self._outcomes: dict[int, Any] = {}
+        self._given_up: set[int] = set()
         self._closed: Exception | None = None
         self.rounds: dict[int, int] = {}
+
+    def _open(self) -> bool:
+        return len(self._outcomes.keys() | self._given_up) < len(self.workers)
 
     def hold(self) -> list[Any]:
         """Serves the workers until each has answered, died or overrun the deadline."""
@@ -200,7 +204,7 @@ class _Meeting:
             for place, worker in enumerate(self.workers):
                 selector.register(worker.sock, selectors.EVENT_READ, place)
             quiet_since = time.monotonic()
-            while len(self._outcomes) < len(self.workers):
+            while self._open():
                 left = quiet_since + self._deadline_s - time.monotonic()
                 ready = selector.select(max(0.0, left))
                 for key, _ in ready:
@@ -212,7 +216,8 @@ class _Meeting:
                 if not ready:
                     self._expire()
                     quiet_since = time.monotonic()
-        return [self._outcomes[place] for place in range(len(self.workers))]
+        never = Lost("never answered")
+        return [self._outcomes.get(place, never) for place in range(len(self.workers))]
 
     def _serve(self, place: int) -> None:
         sock = self.workers[place].sock
@@ -267,12 +272,11 @@ class _Meeting:
             for place in range(len(self.workers))
             if place not in self._waiting and place not in self._outcomes
         ]
-        self._closed = self._closed or SymmTimeoutError(f"missing: processes {missing}")
-        if self._waiting:
-            self._dismiss()
-            return
-        for place in missing:
-            self._outcomes[place] = Lost("never answered")
+        self._closed = self._closed or SymmTimeoutError(
+            "missing: " + ", ".join(f"process {place}" for place in missing)
+        )
+        self._given_up |= set(missing)
+        self._dismiss()
 
     def _dismiss(self) -> None:
         waiting, self._waiting = self._waiting, {}

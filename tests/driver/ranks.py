@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from jax_symm import _jax_symm as native
 from jax_symm._multicast import Books, Outcome, rendezvous_multicast
 from jax_symm._multicast_plan import Wish, agree, describe
 from jax_symm._rendezvous import GroupMemory, rendezvous_peers
-from jax_symm._rounds import Member, Surroundings
+from jax_symm._rounds import Member, Round, Surroundings
 
 MIB = 1 << 20
+# Warnings are for tests that look at them.
+logging.getLogger("jax_symm").addHandler(logging.NullHandler())
 
 
 @functools.cache
@@ -81,11 +84,11 @@ def converse(line: Line, setup: Setup) -> Buffer:
     """The whole conversation: contract, peers, multicast."""
     here = around(line, setup)
     wish = Wish(setup.multicast, setup.nbytes, setup.capacity_bytes)
-    host = setup.hosts[line.process_index] if setup.hosts else "one host"
+    hosts = setup.hosts or ("one host",) * line.process_count
     payloads = line.allgather(
-        f"{setup.name}/contract", describe(here, wish, books(), host)
+        f"{setup.name}/contract", describe(here, wish, books(), hosts)
     )
-    agreed = agree(here, wish, payloads)
+    agreed = agree(here, wish, payloads, hosts)
     handle_type = native.HandleType[agreed.handle_type]
     memory = rendezvous_peers(
         here, nbytes=agreed.nbytes, zero_ranges=[(0, 4096)], handle_type=handle_type
@@ -164,9 +167,24 @@ def open_kept(line: Line, setup: Setup) -> Seen:
     return _seen(_kept[setup.name])
 
 
+def check_kept(line: Line, name: str) -> None:
+    """Looks at the bytes of a kept buffer."""
+    check_bytes(line, _kept[name], name)
+
+
+def addresses(line: Line, name: str) -> dict[int, int]:
+    """The multicast address of a kept buffer, less its object's, by group."""
+    return {
+        group: outcome.range.offset
+        for group, outcome in _kept[name].outcomes.items()
+        if outcome.range is not None
+    }
+
+
 def close_kept(line: Line, name: str) -> None:
     """Closes a kept buffer; local."""
-    _kept.pop(name).release()
+    if name in _kept:
+        _kept.pop(name).release()
 
 
 def forget(line: Line) -> None:
@@ -177,3 +195,11 @@ def forget(line: Line) -> None:
 def ledger(line: Line) -> dict[str, int]:
     """What this process holds."""
     return dict(native.ledger())
+
+
+def without_join_vote(line: Line) -> None:
+    """The mutant: no vote between joining a multicast object and binding to it."""
+    vote = Round.vote
+    Round.vote = (  # type: ignore[method-assign]
+        lambda self: {} if self._name.endswith("/join") else vote(self)
+    )

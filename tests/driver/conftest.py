@@ -1,0 +1,64 @@
+"""The fake machine, and ranks on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_cuda.launch import FakeMachine
+from hub import Hub
+
+NOTHING = dict.fromkeys(
+    ("handles", "mappings", "ranges", "descriptors", "objects", "slots"), 0
+)
+
+
+@pytest.fixture(scope="session")
+def shared_machine() -> Iterator[FakeMachine]:
+    made = FakeMachine()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def machine(shared_machine: FakeMachine) -> Iterator[FakeMachine]:
+    """The fake machine, as new. Whatever a test leaves there is an error."""
+    shared_machine.reset()
+    yield shared_machine
+    shared_machine.reset()
+    assert shared_machine.counts() == NOTHING
+
+
+def _hub(machine: FakeMachine, processes: int, deadline_s: float) -> Hub:
+    if processes == 1:
+        return Hub([machine.environment("p0")], deadline_s)
+    environments = [
+        machine.environment(f"p{index}", str(index)) for index in range(processes)
+    ]
+    return Hub(environments, deadline_s)
+
+
+@pytest.fixture(scope="session")
+def shared_hubs(shared_machine: FakeMachine) -> Iterator[dict[int, Hub]]:
+    hubs = {count: _hub(shared_machine, count, 0.5) for count in (1, 2, 3, 4)}
+    yield hubs
+    for hub in hubs.values():
+        hub.close()
+
+
+@pytest.fixture
+def hubs(machine: FakeMachine, shared_hubs: dict[int, Hub]) -> dict[int, Hub]:
+    """Warm processes, by how many: process i has GPU i; a single process has all."""
+    return shared_hubs
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how large the fault matrix was."""
+    cases = [
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "matrix_cases"
+    ]
+    if cases:
+        terminalreporter.write_line(f"fault matrix: {sum(cases)} cases passed")
