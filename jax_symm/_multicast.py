@@ -1,8 +1,8 @@
-"""The multicast rounds: create, join, bind. All ranks of a group have multicast, or none.
+"""The multicast rounds: create, join, bind. All ranks of a group get it, or none.
 
-Two driver calls of these rounds, bind and map, wait without a time-out until every device
-of the group has joined. That is why a vote lies between joining and binding: nobody enters
-them before all have joined.
+Two driver calls of these rounds, bind and map, wait without a time-out until every
+device of the group has joined. That is why a vote lies between joining and binding:
+nobody enters them before all have joined.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Range:
 class Books:
     """The multicast objects that this process holds, and what it remembers of refusals.
 
-    A slot of the pool is dearer than a set-up, so an object without a buffer is dropped at
-    once; and a refusal is remembered, so that the next buffer does not ask again.
+    A slot of the pool is dearer than a set-up, so an object without a buffer is dropped
+    at once; and a refusal is remembered, so that the next buffer does not ask again.
 
     Args:
       budget: How many objects this process may hold.
@@ -140,7 +140,7 @@ class Books:
         self._refusals[devices] = time.monotonic() + self._memory_s, text
 
     def remember_stuck(self, text: str) -> None:
-        """A driver call never returned: this process makes no more multicast objects."""
+        """A driver call never returned: this process makes no more objects."""
         self._stuck = text
 
     def forget(self) -> None:
@@ -159,10 +159,20 @@ class Books:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a group got: a range of a multicast object, or the reason why not."""
+    """What a group got: a range of a multicast object, or the reason why not.
+
+    Attributes:
+      range: This process's part of it.
+      reason: "" for a group that has multicast.
+    """
 
     range: Range | None = None
     reason: str = ""
+
+    def release(self) -> None:
+        """Drops the range. Idempotent."""
+        if self.range is not None:
+            self.range.release()
 
 
 def rendezvous_multicast(
@@ -181,18 +191,22 @@ def rendezvous_multicast(
     The memory stays usable by peers whatever comes of this.
 
     Args:
+      around: What stays the same through the rendezvous.
       memory: The peers' memory, as `rendezvous_peers` returned it.
       plans: One for every group, from the contract.
+      books: This process's.
+      handle_type: How handles travel, the same everywhere.
+      required: Whether a group without multicast is an error.
       deadline_s: Longest wait in each driver call that may block.
       backoff_s: Waits before each retry when the fabric is not ready, in seconds.
 
     Returns:
-      The outcome of every group that has a member here.
+      The outcome of every group; the range is None also where no member is here.
 
     Raises:
       SymmError: `required`, and some group failed: its first failure, in every process.
     """
-    outcomes = {group: Outcome(reason=plans[group].reason) for group in memory}
+    outcomes = {group: Outcome(reason=plan.reason) for group, plan in enumerate(plans)}
     failures: dict[int, Verdict] = {}
     todo = [group for group, plan in enumerate(plans) if not plan.reason]
     for attempt, wait_s in enumerate((0.0, *backoff_s)):
@@ -207,13 +221,13 @@ def rendezvous_multicast(
         for group in set(todo) - set(verdicts):
             failures.pop(group, None)
         todo = [g for g in verdicts if verdicts[g].step is Step.MULTICAST_NOT_READY]
-    for group in failures.keys() & memory.keys():
-        outcomes[group].reason = str(failures[group].error)
-        books.remember(plans[group].devices, failures[group])
+    for group, verdict in failures.items():
+        outcomes[group].reason = str(verdict.error)
+        if group in memory:
+            books.remember(plans[group].devices, verdict)
     if failures and required:
         for outcome in outcomes.values():
-            if outcome.range is not None:
-                outcome.range.release()
+            outcome.release()
         raise first(failures).error
     return outcomes
 
@@ -412,7 +426,7 @@ class _Try:
         verb: Callable[..., None],
         shared: SharedObject | None,
     ) -> None:
-        """Attempts a verb that waits in the driver; one that never returns is remembered."""
+        """Attempts a verb that waits in the driver, and remembers if it never ends."""
 
         def watched() -> None:
             try:

@@ -17,6 +17,8 @@ from jax_symm.errors import SymmUnavailableError, from_name
 
 Record = Mapping[str, Any]
 
+NO_HOST_MULTICAST = "memory of CPU devices has no multicast"
+
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
@@ -25,12 +27,14 @@ class Wish:
     Attributes:
       multicast: "never", "auto" or "require".
       nbytes: The least size of each rank's memory.
-      capacity_bytes: The size of a new multicast object, at least; many buffers share one.
+      allocated: Whether that memory exists, so that its size is what it is.
+      capacity_bytes: The size of a new multicast object, at least; buffers share it.
     """
 
     multicast: str
     nbytes: int
     capacity_bytes: int = 0
+    allocated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class MulticastPlan:
       object_id: The object, the same name in every process.
       nbytes: Its size.
       offset: Where the group's memory goes in it.
-      create: Whether the object is made now, or shared with buffers that have it already.
+      create: Whether the object is made now, or shared with buffers that have it.
     """
 
     reason: str = ""
@@ -75,6 +79,8 @@ def describe(
     """This process's record. Never raises: a failure becomes a part of the record.
 
     Args:
+      around: What stays the same through the rendezvous.
+      wish: What the caller wants.
       books: The process's multicast books (`_multicast.Books`).
       hosts: The host of each process: equal where descriptors can pass.
     """
@@ -108,7 +114,7 @@ def _describe(
 
 
 def _unreachable(around: Surroundings) -> str:
-    """Two devices of this process and one group that cannot reach each other, if any."""
+    """Two devices here, of one group, that cannot reach each other, if any."""
     for group in range(len(around.groups)):
         devices = around.devices(group)
         for device in devices:
@@ -150,8 +156,8 @@ def agree(
     """The plan that follows from the records of all processes.
 
     Raises:
-      SymmError: A process could not describe itself, devices do not reach each other, no
-        handle works between the processes, or multicast is required and impossible.
+      SymmError: A process could not describe itself, devices do not reach each other,
+        no handle works between the processes, or multicast is required and impossible.
     """
     records: list[Record] = [json.loads(payload) for payload in payloads]
     for process, record in enumerate(records):
@@ -190,8 +196,8 @@ def _handle_type(
         for key, facts in sorted(ranks.items()):
             if not facts["fd"]:
                 raise SymmUnavailableError(
-                    f"the GPU of rank {key.split('/')[1]} cannot export its memory as a "
-                    "file descriptor, so it cannot be shared with other processes"
+                    f"the GPU of rank {key.split('/')[1]} cannot export its memory as "
+                    "a file descriptor, so it cannot be shared with other processes"
                 )
         return "POSIX_FD"
     for process, record in enumerate(records):
@@ -260,6 +266,13 @@ class _Planner:
         for process, record in enumerate(self._records):
             if record["veto"]:
                 return f"the environment of process {process} says {record['veto']}"
+        if self._around.backend.name == "host":
+            return NO_HOST_MULTICAST
+        if self._wish.allocated and self._wish.nbytes != self._nbytes:
+            return (
+                f"its {self._wish.nbytes} bytes are not a multiple of {self._unit}, "
+                "the granularity of multicast here"
+            )
         uuids = [fact["uuid"] for fact in facts]
         for rank, uuid in enumerate(uuids):
             first = uuids.index(uuid)
@@ -306,8 +319,8 @@ class _Planner:
         for process in sorted(processes):
             if self._budget[process] < 1:
                 return MulticastPlan(
-                    reason=f"process {process} has used its budget of multicast objects "
-                    "(JAX_SYMM_MULTICAST_BUDGET)"
+                    reason=f"process {process} has used its budget of multicast "
+                    "objects (JAX_SYMM_MULTICAST_BUDGET)"
                 )
         for process in processes:
             self._budget[process] -= 1

@@ -1,7 +1,7 @@
 """The conversation of the ranks while symmetric memory is set up: the peers round.
 
-The rounds for multicast are in _multicast.py. Both run the same for memory of the host and
-of GPUs; which verbs there are is the backend's matter.
+The rounds for multicast are in _multicast.py. Both run the same for memory of the host
+and of GPUs; which verbs there are is the backend's matter.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def rendezvous_peers(
     group, so addresses are the same numbers for all local ranks.
 
     Args:
+      around: What stays the same through the rendezvous.
       nbytes: Per rank; a multiple of every member's granularity.
       zero_ranges: (offset, nbytes) to zero in each rank's memory before peers see it.
       handle_type: How handles travel, the same everywhere; NONE within one process.
@@ -63,7 +64,7 @@ def rendezvous_peers(
       The memory of each group that has a member in this process.
 
     Raises:
-      SymmError: The first failure of any rank, the same in every process. Nothing stays.
+      SymmError: The first failure of any rank, in every process. Nothing stays.
     """
     memory = {group: GroupMemory() for group, _, _ in around.mine}
     with _unwinding(memory.values()):

@@ -1,8 +1,8 @@
 """Rounds: what every process does, then one vote, and no exception in between.
 
-Also what a round is given: the groups, the ballot, the exchange; and how handles of memory
-travel in one. This file knows neither jax nor sockets, so the same rounds serve memory of
-the host and of GPUs, and tests without either.
+Also what a round is given: the groups, the ballot, the exchange; and how handles of
+memory travel in one. This file knows neither jax nor sockets, so the same rounds serve
+memory of the host and of GPUs, and tests without either.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _DOING = {
 
 
 class Member(NamedTuple):
-    """A rank of a group: its process (a position in the exchange) and its device there."""
+    """A rank of a group: its process, a position in the exchange, and device there."""
 
     process: int
     device: int
@@ -183,7 +183,7 @@ class Round:
     def attempt(
         self, step: Step, group: int, rank: int, verb: Callable[..., Any], *args: Any
     ) -> Any:
-        """`verb(*args)` for a member; None when its group has failed here, or now does."""
+        """`verb(*args)` for a member; None when its group fails here, or has."""
         if self.failed(group):
             return None
         try:
@@ -275,9 +275,9 @@ def swap_handles(
     try:
         swap = _swap_fabric if fabric else _swap_fds
         handles = swap(around, f"{around.name}/{tag}", exports)
-    except Exception as error:
+    except Exception as broken:
         for group in groups:
-            round_.fail(step, group, around.first_rank(group), error)
+            round_.fail(step, group, around.first_rank(group), broken)
     finally:
         close_all(exports.values())
     for (group, rank), process in wanted.items():
@@ -321,7 +321,7 @@ def _swap_fds(around: Surroundings, tag: str, exports: Handles) -> Handles:
 
 def _swap_fabric(around: Surroundings, tag: str, exports: Handles) -> Handles:
     """Fabric handles are bytes: everyone sees all of them."""
-    mine = [[group, rank, bytes(h).hex()] for (group, rank), h in exports.items()]  # type: ignore[arg-type]
+    mine = [[group, rank, bytes(h).hex()] for (group, rank), h in exports.items()]
     handles: Handles = {}
     for payload in around.exchange.allgather(
         f"{tag}/fabric", json.dumps(mine).encode()

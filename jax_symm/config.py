@@ -37,17 +37,26 @@ class Settings:
       path: What `path="auto"` means, from `JAX_SYMM_PATH`; "auto" lets jax_symm choose.
       init_timeout_s: Longest time that a collective set-up waits, in seconds, from
         `JAX_SYMM_INIT_TIMEOUT_S`.
+      multicast_budget: How many multicast objects this process may hold, from
+        `JAX_SYMM_MULTICAST_BUDGET`. A rack has one pool of them for all its jobs.
+      multicast_capacity_mib: Size of a new multicast object, which buffers of one set
+        of devices share, in MiB, from `JAX_SYMM_MULTICAST_CAPACITY_MIB`.
       multicast_veto: The assignment that forbids multicast here
         (for example "NCCL_NVLS_ENABLE=0"), or None.
     """
 
     path: Path = "auto"
     init_timeout_s: float = 300.0
+    multicast_budget: int = 4
+    multicast_capacity_mib: int = 1024
     multicast_veto: str | None = None
 
     def path_settings(self) -> tuple[str, ...]:
         """The settings that must be equal in every process, as text."""
-        return (f"JAX_SYMM_PATH={self.path}",)
+        return (
+            f"JAX_SYMM_PATH={self.path}",
+            f"JAX_SYMM_MULTICAST_CAPACITY_MIB={self.multicast_capacity_mib}",
+        )
 
 
 def parse(environ: Mapping[str, str]) -> Settings:
@@ -59,6 +68,8 @@ def parse(environ: Mapping[str, str]) -> Settings:
     return Settings(
         path=_choice(environ, "JAX_SYMM_PATH", _PATHS, "auto"),
         init_timeout_s=_seconds(environ, "JAX_SYMM_INIT_TIMEOUT_S", 300.0),
+        multicast_budget=_count(environ, "JAX_SYMM_MULTICAST_BUDGET", 4),
+        multicast_capacity_mib=_count(environ, "JAX_SYMM_MULTICAST_CAPACITY_MIB", 1024),
         multicast_veto=_multicast_veto(environ),
     )
 
@@ -97,6 +108,15 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
             f"{name}: got {text!r}, expected a number of seconds between 0 and 1e6"
         )
     return value
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise SymmValueError(f"{name}: got {text!r}, expected an integer >= 0")
+    return int(text)
 
 
 def _multicast_veto(environ: Mapping[str, str]) -> str | None:

@@ -18,18 +18,20 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_symm import _native
+from jax_symm import _backends, _native, config
 from jax_symm._contract import Agreed, contract
-from jax_symm._rendezvous import GroupMemory, rendezvous_peers, round_up
-from jax_symm._rounds import Member, Surroundings
-from jax_symm.agreement import Ballot, concrete_mesh, open_conversation, settle
-from jax_symm.errors import (
-    SymmError,
-    SymmStateError,
-    SymmTypeError,
-    SymmUnsupportedError,
-    SymmValueError,
+from jax_symm._multicast import Outcome, rendezvous_multicast
+from jax_symm._multicast_plan import (
+    Agreement,
+    MulticastPlan,
+    Wish,
+    agree,
+    describe,
 )
+from jax_symm._rendezvous import GroupMemory, rendezvous_peers
+from jax_symm._rounds import Member, Surroundings
+from jax_symm.agreement import Ballot, concrete_mesh, open_conversation
+from jax_symm.errors import SymmError, SymmStateError, SymmTypeError, SymmValueError
 from jax_symm.exchange import Exchange
 from jax_symm.group import AxisName, MeshGroups
 
@@ -37,7 +39,8 @@ from jax_symm.group import AxisName, MeshGroups
 SIGNAL_PAD_BYTES = 16384
 
 _ALIGNMENT_BYTES = 256
-NO_HOST_MULTICAST = "memory of CPU devices has no multicast"
+# Longest wait in each multicast call of the driver that may block.
+_MULTICAST_DEADLINE_S = 120.0
 
 
 class Conversation(NamedTuple):
@@ -85,49 +88,100 @@ def converse(
     return Conversation(exchange, ballot, groups, agreed)
 
 
+class Allocated(NamedTuple):
+    """What a set-up brought.
+
+    Attributes:
+      memory: The memory of each group that has a rank in this process.
+      multicast: What each group got of multicast.
+    """
+
+    memory: dict[int, GroupMemory]
+    multicast: dict[int, Outcome]
+
+
 def allocate(
-    talk: Conversation, nbytes: int, zero_ranges: Sequence[tuple[int, int]]
-) -> dict[int, GroupMemory]:
-    """Makes `nbytes` on every rank and maps every peer's: the peers round.
+    talk: Conversation,
+    nbytes: int,
+    zero_ranges: Sequence[tuple[int, int]],
+    multicast: str = "never",
+) -> Allocated:
+    """Makes `nbytes` on every rank, maps every peer's, and multicast if it is wanted.
 
     Args:
       talk: The set-up, past its contract.
-      nbytes: Bytes per rank, rounded up to the granularity of the backend.
+      nbytes: Bytes per rank, rounded up to the granularity of the devices.
       zero_ranges: (offset, nbytes) that are zero before any rank goes on.
-
-    Returns:
-      The memory of each group that has a rank in this process.
+      multicast: "never", "auto" or "require".
 
     Raises:
       SymmError: The same on every process; nothing is kept.
 
     Collective: yes, over every process of the mesh.
     """
-    backend, handle_type = None, None
-    failure: Exception | None = None
+    around, agreed = _agree(talk, _wish(multicast, nbytes))
+    memory = rendezvous_peers(
+        around,
+        nbytes=agreed.nbytes,
+        zero_ranges=zero_ranges,
+        handle_type=_handle_type(agreed),
+    )
     try:
-        backend = _backend(talk.groups.platform)
-        granularity = max(
-            backend.granularity(ordinal(device))
-            for _, device in talk.groups.local(jax.process_index())
+        outcomes = _add_multicast(
+            talk, around, memory, agreed, agreed.multicast, multicast
         )
-        nbytes = round_up(nbytes, granularity)
-        kind = "POSIX_FD" if talk.exchange.process_count > 1 else "NONE"
-        handle_type = getattr(_native.module().HandleType, kind)
-    # A process without a backend must still vote.
+    except BaseException:
+        for held in memory.values():
+            held.release()
+        raise
+    return Allocated(memory, outcomes)
+
+
+def _wish(multicast: str, nbytes: int, *, allocated: bool = False) -> Wish:
+    capacity_bytes = config.settings().multicast_capacity_mib << 20
+    return Wish(multicast, nbytes, capacity_bytes, allocated)
+
+
+def _agree(talk: Conversation, wish: Wish) -> tuple[Surroundings, Agreement]:
+    try:
+        backend = _backends.backend(talk.groups.platform)
+    # A process without a backend must still say so to the others.
     except Exception as error:
-        failure = error
-    settle(talk.ballot, talk.groups, "backend", failure)
+        backend = _backends.Missing(error)
     around = Surroundings(
-        name="memory",
+        name=f"memory-{talk.agreed.nonce:x}",
         groups=_members(talk),
         labels=talk.groups.labels(),
         backend=backend,
         ballot=talk.ballot,
         exchange=talk.exchange,
     )
-    return rendezvous_peers(
-        around, nbytes=nbytes, zero_ranges=zero_ranges, handle_type=handle_type
+    hosts = talk.exchange.hosts() or ["this host"]
+    payload = describe(around, wish, _backends.books(), hosts)
+    payloads = talk.exchange.allgather("devices", payload)
+    return around, agree(around, wish, payloads, hosts)
+
+
+def _handle_type(agreed: Agreement) -> Any:
+    return getattr(_native.module().HandleType, agreed.handle_type)
+
+
+def _add_multicast(
+    talk: Conversation,
+    around: Surroundings,
+    memory: Mapping[int, GroupMemory],
+    agreed: Agreement,
+    plans: Sequence[MulticastPlan],
+    multicast: str,
+) -> dict[int, Outcome]:
+    return rendezvous_multicast(
+        around,
+        memory,
+        plans,
+        _backends.books(),
+        handle_type=_handle_type(agreed),
+        required=multicast == "require",
+        deadline_s=min(_MULTICAST_DEADLINE_S, talk.exchange.deadline.left_s() / 2),
     )
 
 
@@ -145,29 +199,32 @@ def _members(talk: Conversation) -> list[list[Member]]:
     ]
 
 
-def _backend(platform: str) -> Any:
-    if platform == "cpu":
-        return _native.module().host_backend()
-    raise SymmUnsupportedError(
-        f"symmetric memory on {platform} devices is not in this build"
-    )
-
-
 # Memory whose owner was dropped without close(). A kernel may still use it, so a
 # finaliser frees nothing; the next set-up does.
-_abandoned: list[GroupMemory] = []
+_abandoned: list[tuple[str, GroupMemory | Outcome]] = []
 _abandoned_lock = threading.Lock()
 
 
-def _abandon(memory: Mapping[int, GroupMemory]) -> None:
+def abandon(platform: str, held: Sequence[GroupMemory | Outcome]) -> None:
+    """Leaves what a dropped owner held to the next set-up, in this order."""
     with _abandoned_lock:
-        _abandoned.extend(memory.values())
+        _abandoned.extend((platform, item) for item in held)
+
+
+def _abandon_buffer(
+    platform: str, multicast: dict[int, Outcome], memory: dict[int, GroupMemory]
+) -> None:
+    abandon(platform, [*multicast.values(), *memory.values()])
 
 
 def _release_abandoned() -> None:
+    """Lets go of what was abandoned, when no program can be using it any longer."""
     with _abandoned_lock:
-        memory, _abandoned[:] = list(_abandoned), []
-    for held in memory:
+        left, _abandoned[:] = list(_abandoned), []
+    for platform in {platform for platform, _ in left}:
+        for device in jax.local_devices(backend=platform):
+            _backends.backend(platform).synchronize(ordinal(device))
+    for _, held in left:
         held.release()
 
 
@@ -188,10 +245,17 @@ class SymmetricBuffer:
     _mesh: Any
     _groups: MeshGroups
     _memory: dict[int, GroupMemory]
+    _multicast: dict[int, Outcome] = dataclasses.field(default_factory=dict)
     _finalizer: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self._finalizer = weakref.finalize(self, _abandon, self._memory)
+        self._finalizer = weakref.finalize(
+            self,
+            _abandon_buffer,
+            self._groups.platform,
+            self._multicast,
+            self._memory,
+        )
         self._finalizer.atexit = False
 
     @property
@@ -207,6 +271,8 @@ class SymmetricBuffer:
         Collective: no.
         """
         if self._finalizer.detach() is not None:
+            for outcome in self._multicast.values():
+                outcome.release()
             for held in self._memory.values():
                 held.release()
 
@@ -236,13 +302,20 @@ class SymmetricMemory:
 
     Attributes:
       world_size: Ranks per group.
-      why_no_multicast: Why `multicast_ptr` is None; None where there is multicast.
     """
 
-    def __init__(self, buffer: SymmetricBuffer, why_no_multicast: str | None):
+    def __init__(self, buffer: SymmetricBuffer):
         self._buffer = buffer
         self.world_size = buffer._groups.world_size
-        self.why_no_multicast = why_no_multicast
+
+    @property
+    def why_no_multicast(self) -> str | None:
+        """Why `multicast_ptr` is None; None when every rank here has multicast."""
+        outcomes = self._buffer._multicast
+        if not outcomes:
+            return "multicast_rendezvous was not called"
+        reasons = (outcomes[group].reason for group in sorted(self._buffer._memory))
+        return next((reason for reason in reasons if reason), None)
 
     def at(self, device: Any) -> Access:
         """What the rank on `device`, of this process, has of the buffer.
@@ -254,7 +327,9 @@ class SymmetricMemory:
         place = self._buffer._groups.find(device)
         mappings = self._mappings(device)
         pointers = tuple(int(m.address) for m in mappings)
-        return Access(place.rank, pointers, None)
+        outcome = self._buffer._multicast.get(place.group)
+        shared = outcome.range if outcome else None
+        return Access(place.rank, pointers, shared.address if shared else None)
 
     def array(self, device: Any) -> jax.Array:
         """A view, without a copy, of the part of the rank on `device`.
@@ -348,10 +423,10 @@ def empty(
     alike = {"call": "empty", "shape": [str(d) for d in extents], "dtype": element.name}
     talk = converse(groups, "empty", alike, failure=failure)
     pad_offset = _pad_offset(math.prod(extents) * element.itemsize)
-    memory = allocate(
+    made = allocate(
         talk, pad_offset + SIGNAL_PAD_BYTES, [(pad_offset, SIGNAL_PAD_BYTES)]
     )
-    return SymmetricBuffer(extents, element, mesh, groups, memory)
+    return SymmetricBuffer(extents, element, mesh, groups, made.memory)
 
 
 def peer_rendezvous(buf: SymmetricBuffer) -> SymmetricMemory:
@@ -365,7 +440,8 @@ def peer_rendezvous(buf: SymmetricBuffer) -> SymmetricMemory:
 
     Collective: yes, over every process of the mesh, outside jit.
     """
-    return _rendezvous(buf, "peer_rendezvous", NO_MULTICAST_ASKED)
+    _meet(buf, "peer_rendezvous")
+    return SymmetricMemory(buf)
 
 
 def multicast_rendezvous(buf: SymmetricBuffer, what: str) -> SymmetricMemory:
@@ -383,13 +459,20 @@ def multicast_rendezvous(buf: SymmetricBuffer, what: str) -> SymmetricMemory:
 
     Collective: yes, over every process of the mesh, outside jit.
     """
-    return _rendezvous(buf, f"multicast_rendezvous of {what}", NO_HOST_MULTICAST)
+    talk = _meet(buf, f"multicast_rendezvous of {what}")
+    sizes = {a.nbytes for m in buf._memory.values() for a in m.allocations.values()}
+    around, agreed = _agree(talk, _wish("auto", sizes.pop(), allocated=True))
+    had = {group for group, outcome in buf._multicast.items() if not outcome.reason}
+    plans = [
+        MulticastPlan(reason="has it already") if group in had else plan
+        for group, plan in enumerate(agreed.multicast)
+    ]
+    outcomes = _add_multicast(talk, around, buf._memory, agreed, plans, "auto")
+    buf._multicast.update((g, o) for g, o in outcomes.items() if g not in had)
+    return SymmetricMemory(buf)
 
 
-NO_MULTICAST_ASKED = "multicast_rendezvous was not called"
-
-
-def _rendezvous(buf: SymmetricBuffer, purpose: str, why: str) -> SymmetricMemory:
+def _meet(buf: SymmetricBuffer, purpose: str) -> Conversation:
     failure: SymmError | None = None
     if not isinstance(buf, SymmetricBuffer):
         raise SymmTypeError(
@@ -398,8 +481,7 @@ def _rendezvous(buf: SymmetricBuffer, purpose: str, why: str) -> SymmetricMemory
     if not buf._finalizer.alive:
         failure = SymmStateError(f"{purpose}: the buffer is closed")
     alike = {"call": purpose, "shape": [str(d) for d in buf.shape]}
-    converse(buf._groups, purpose, alike, failure=failure)
-    return SymmetricMemory(buf, why)
+    return converse(buf._groups, purpose, alike, failure=failure)
 
 
 def _pad_offset(nbytes: int) -> int:

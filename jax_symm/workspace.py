@@ -22,11 +22,10 @@ from jax_symm.errors import (
     SymmError,
     SymmStateError,
     SymmTypeError,
-    SymmUnavailableError,
     SymmValueError,
 )
 from jax_symm.group import AxisName, MeshGroups, Place
-from jax_symm.memory import NO_HOST_MULTICAST, Conversation, allocate, converse
+from jax_symm.memory import Conversation, abandon, allocate, converse
 from jax_symm.ops._rules import DTYPES, OPS, Op, WorkspaceSpec, capacity_bytes
 
 _MULTICAST = ("never", "auto", "require")
@@ -118,12 +117,16 @@ class Workspace:
         talk = converse(groups, purpose, alike, own, failure)
         self.name = name or _free_name(groups, talk.agreed)
         capacity = capacity_bytes(groups.world_size, max_m, n, np.dtype(dtype))
-        why_not = _why_no_multicast(ops, multicast, groups, talk.agreed)
-        if multicast == "require" and why_not:
-            raise SymmUnavailableError(
-                f"Workspace({self.name!r}): "
-                f"multicast='require', but there is none: {why_not}"
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self.nbytes = int(
+            _native.module().host_workspace_nbytes(
+                groups.world_size, capacity, "all_reduce" in ops
             )
+        )
+        spared = _why_spared(ops, multicast, talk.agreed)
+        wish = "never" if spared else multicast
+        memory, self._multicast = allocate(talk, self.nbytes, [(0, self.nbytes)], wish)
         self.spec = WorkspaceSpec(
             name=self.name,
             axes=groups.axes,
@@ -131,20 +134,19 @@ class Workspace:
             platform=groups.platform,
             capacity_bytes=capacity,
             ops=ops,
-            no_multicast=(why_not,) * len(groups.devices),
+            no_multicast=tuple(
+                spared or self._multicast[group].reason or None
+                for group in range(len(groups.devices))
+            ),
         )
-        self._timeout_s = timeout_s
-        self._pid = os.getpid()
-        self._open(talk)
+        try:
+            self._open(talk, memory)
+        except BaseException:
+            for outcome in self._multicast.values():
+                outcome.release()
+            raise
 
-    def _open(self, talk: Conversation) -> None:
-        all_reduce = "all_reduce" in self.spec.ops
-        world_size, capacity = self.spec.world_size, self.spec.capacity_bytes
-        native = _native.module()
-        self.nbytes = int(
-            native.host_workspace_nbytes(world_size, capacity, all_reduce)
-        )
-        memory = allocate(talk, self.nbytes, [(0, self.nbytes)])
+    def _open(self, talk: Conversation, memory: dict[int, Any]) -> None:
         opened: Any = None
         failure: Exception | None = None
         try:
@@ -176,8 +178,15 @@ class Workspace:
             stop = functools.partial(_leave, links, watcher, key)
             for process in links.lost(talk.exchange.processes):
                 watcher(process)
+        outcomes = list(self._multicast.values())
         self._finalizer = weakref.finalize(
-            self, _abandon, opened, self.name, stop, self._pid
+            self,
+            _abandon,
+            opened,
+            functools.partial(abandon, self.spec.platform, outcomes),
+            self.name,
+            stop,
+            self._pid,
         )
         self._stop_watching = stop
 
@@ -229,6 +238,8 @@ class Workspace:
         _drain(self._local_devices, self._timeout_s)
         try:
             self._native.close(int(self._timeout_s * 1e9))
+            for outcome in self._multicast.values():
+                outcome.release()
         finally:
             _open_names.discard(self.name)
             self._stop_watching()
@@ -353,16 +364,13 @@ def _free_name(groups: MeshGroups, agreed: Agreed) -> str:
     )
 
 
-def _why_no_multicast(
-    ops: tuple[Op, ...], multicast: str, groups: MeshGroups, agreed: Agreed
-) -> str | None:
+def _why_spared(ops: tuple[Op, ...], multicast: str, agreed: Agreed) -> str | None:
+    """Why no multicast object is spent on a workspace, whatever the machine has."""
     if multicast == "never":
         return "asked for with multicast='never'"
-    if agreed.veto:
-        return agreed.veto
     if multicast == "auto" and "all_reduce" not in ops:
-        return "reduce_scatter alone gains nothing from it"
-    return NO_HOST_MULTICAST if groups.platform == "cpu" else "not in this build"
+        return agreed.veto or "reduce_scatter alone gains nothing from it"
+    return None
 
 
 def _open_native(
@@ -418,13 +426,20 @@ def _nothing() -> None:
     pass
 
 
-def _abandon(opened: Any, name: str, stop: Callable[[], None], pid: int) -> None:
+def _abandon(
+    opened: Any,
+    leave_multicast: Callable[[], None],
+    name: str,
+    stop: Callable[[], None],
+    pid: int,
+) -> None:
     """The finaliser: lets go without waiting, by dropping `opened`.
 
     Launches in flight keep the memory until they end.
     """
     del opened
     if os.getpid() == pid:
+        leave_multicast()
         _open_names.discard(name)
         stop()
 

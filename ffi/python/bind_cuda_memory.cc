@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "driver/driver_api.h"
 #include "memory/cuda_backend.h"
 #include "memory/ledger.h"
@@ -150,11 +151,17 @@ nb::dict LedgerAsDict() {
   return result;
 }
 
+/// From then on deleters leave the driver alone: it may be gone before they run.
+void MarkProcessExitingAtExit() {
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&MarkProcessExiting));
+}
+
 }  // namespace
 
 void BindCudaMemory(nb::module_& module) {
   BindMulticastObjects(module);
   BindBackend(module);
+  MarkProcessExitingAtExit();
   module.def("ledger", &LedgerAsDict, "Driver objects that this process holds, by kind.");
 }
 
