@@ -251,7 +251,8 @@ def complete_bytes(barrier: mbarrier.Mbarrier, op, count: int) -> None:
 
 
 @step(
-    r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::(?P<dst>cluster|cta)\.global(?:\.tile)?"
+    r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d(?:\.cta_group::(?P<early>[12]))?"
+    r"\.shared::(?P<dst>cluster|cta)\.global(?:\.tile)?"
     rf"\.mbarrier::complete_tx::bytes(?P<multicast>\.multicast::cluster)?(?:\.cta_group::(?P<group>[12]))?{HINT}"
 )
 def _tensor_load(e: Emitter, i: Instruction, m: re.Match):
@@ -265,7 +266,7 @@ def _tensor_load(e: Emitter, i: Instruction, m: re.Match):
     if len(where) != int(m["rank"]) + 1:
         raise i.unsupported("coordinates of the tensor copy")
     codes = e.compile(e.address(operands[0]), e.address(operands[2]), *where, *mask)
-    rank, pair = int(m["rank"]), m["group"] == "2"
+    rank, pair = int(m["rank"]), "2" in (m["group"], m["early"])
 
     def body(w: Warp, lanes: np.ndarray):
         values = codes(w)

@@ -14,7 +14,10 @@ from .semantics.fragments import matrix_8x8
 from .warp import Warp
 
 ROW_BYTES = 16
-FORM = r"\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)\.b16"
+FORM = (
+    r"\.sync\.aligned(?=\S*\.m8n8)(?:\.m8n8)?\.x(?P<count>[124])(?:\.m8n8)?"
+    r"(?P<trans>\.trans)?(?:\.shared(?:::cta)?)\.b16"
+)
 
 
 @step(r"ldmatrix" + FORM)

@@ -198,9 +198,12 @@ def _decode_instruction(word: int, group: int) -> descriptors.InstructionDescrip
 
 
 @lru_cache(maxsize=64)
-def _layout(m: int, n: int, group: int):
+def _layout(m: int, n: int, group: int, start: int):
     """Per CTA of the pair: rows and columns of D it holds, their lanes and tensor columns, its 16-lane stripes."""
-    cta, lane, column = tmem.accumulator_layout(m, n, group)
+    try:
+        cta, lane, column = tmem.accumulator_layout(m, n, group, start)
+    except ValueError as error:
+        raise EmulationError("tensor-memory", str(error)) from None
     parts = []
     for c in range(group):
         rows, columns = np.nonzero(cta == c)
@@ -271,10 +274,6 @@ def _execute(
     machine, ctas = w.machine, _pair(w, group)
     m, n, k = shape.m, shape.n, 16
     lane, first = d >> 16, d & 0xFFFF
-    if lane:
-        raise EmulationError(
-            "tensor-memory", f"accumulator address {d:#x} does not start at lane 0"
-        )
     parts_a = [
         read_operand(machine, c, op, a, m // group, k, shape.a_mn_major, shape.a_type)
         for c in ctas
@@ -285,7 +284,7 @@ def _execute(
     ]
     left = np.concatenate(parts_a) * f4(-1 if shape.negate_a else 1)
     right = np.concatenate(parts_b) * f4(-1 if shape.negate_b else 1)
-    layout = _layout(m, n, group)
+    layout = _layout(m, n, group, lane)
     old = np.zeros((m, n), f4) if accumulate else None
     if shape.d_type != "f32":
         raise EmulationError("unsupported", "f16 accumulators in tensor memory")

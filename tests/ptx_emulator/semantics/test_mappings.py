@@ -299,6 +299,15 @@ class TestTensorMemory:
         assert lane.max() < 128
         assert cta.max() == cta_group - 1
 
+    def test_m_64_may_start_in_the_other_half(self):
+        _, lane, _ = tmem.accumulator_layout(64, 8, 1, 16)
+        assert lane[:, 0].tolist() == [
+            q * 32 + 16 + r for q in range(4) for r in range(16)
+        ]
+        for m, start in ((64, 8), (128, 16)):
+            with pytest.raises(ValueError, match="lane of D"):
+                tmem.accumulator_layout(m, 8, 1, start)
+
     def test_refuses_other_m(self):
         with pytest.raises(ValueError, match="accumulator"):
             tmem.accumulator_layout(32, 64, 1)

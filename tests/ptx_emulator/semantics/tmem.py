@@ -13,16 +13,22 @@ LANES_PER_WARP = 32
 
 
 def accumulator_layout(
-    m: int, n: int, cta_group: int
+    m: int, n: int, cta_group: int, first_lane: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """CTA of the pair, lane and column of every element of an f32 D: i64[m, n] each."""
+    """CTA of the pair, lane and column of every element of an f32 D: i64[m, n] each.
+
+    `first_lane` is the lane of the address of D: 0, or 16 for M = 64, which fills every
+    other half of a warp's quarter.
+    """
+    if first_lane not in ((0, 16) if m == 64 else (0,)):
+        raise ValueError(f"lane of D: got {first_lane}, expected 0 (or 16 for M = 64)")
     row, column = np.arange(m)[:, None], np.arange(n)[None, :]
     cta = row * cta_group // m + column * 0
     local = row % (m // cta_group)
     if (m, cta_group) in ((128, 1), (256, 2)):
         return cta, local + column * 0, column + row * 0
     if (m, cta_group) == (64, 1):
-        lane = local // 16 * LANES_PER_WARP + local % 16
+        lane = local // 16 * LANES_PER_WARP + local % 16 + first_lane
         return cta, lane + column * 0, column + row * 0
     if (m, cta_group) == (128, 2):
         half = n // 2
