@@ -36,6 +36,7 @@ TABLE = [
     (r"popc\.(?P<t>b32|b64)", "t", "u32", "N.popcount({0})"),
     (r"clz\.(?P<t>b32|b64)", "t", "u32", "N.leading_zeros({0})"),
     (r"bfind\.(?P<t>u32|u64)", "t", "u32", "N.highest_bit({0})"),
+    (r"bfind\.shiftamt\.(?P<t>u32|u64)", "t", "u32", "N.highest_bit_shift({0})"),
     (r"brev\.(?P<t>b32|b64)", "t", "t", "N.bit_reverse({0})"),
     (r"bfe\.(?P<t>u32|s32|u64|s64)", "t u32 u32", "t", "N.bit_extract(full({0}, {T}), {1}, {2})"),
     (r"bfi\.(?P<t>b32|b64)", "t t u32 u32", "t", "N.bit_insert(full({0}, {T}), full({1}, {T}), {2}, {3})"),

@@ -130,6 +130,12 @@ def highest_bit(x):
     return np.where(x == 0, u4(0xFFFFFFFF), u4(x.dtype.itemsize * 8 - 1) - lead)
 
 
+def highest_bit_shift(x):
+    """bfind.shiftamt: how far left the top set bit has to go, all ones when there is none."""
+    x = np.atleast_1d(x)
+    return np.where(x == 0, u4(0xFFFFFFFF), leading_zeros(x))
+
+
 def bit_reverse(x):
     x = np.atleast_1d(x)
     bits = np.unpackbits(
