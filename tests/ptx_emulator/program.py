@@ -41,7 +41,7 @@ class Program:
 
     def __init__(self, module: Module, function: Function):
         self.module = module
-        self.function = function
+        self.function = function.load()
         shared = [v for v in module.variables.values() if v.space == "shared"]
         offsets, _, self.dynamic_start = shared_symbols(function, shared)
         symbols = {name: ("shared", at) for name, at in offsets.items()}

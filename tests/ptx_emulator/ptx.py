@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .errors import EmulationError
@@ -93,10 +94,17 @@ class Function:
     min_blocks: int
     max_registers: int | None
     required_cluster: tuple[int, ...] | None
+    parse_body: Callable[[Function], None]
     instructions: list[Instruction] = field(default_factory=list)
     register_bytes: list[int] = field(default_factory=list)
     local_variables: dict[str, Variable] = field(default_factory=dict)
     shared_variables: dict[str, Variable] = field(default_factory=dict)
+
+    def load(self) -> Function:
+        """Parses the body, the first time; a module may hold many kernels of which few are run."""
+        if not self.instructions:
+            self.parse_body(self)
+        return self
 
 
 @dataclass
@@ -123,7 +131,8 @@ def split_operands(text: str) -> list[str]:
     return [*parts, last] if last else parts
 
 
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_LINE_COMMENT = re.compile(r"//[^\n]*")
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _DIRECTIVES = (
     ".pragma",
@@ -138,6 +147,7 @@ _DIRECTIVES = (
 
 class _Parser:
     def __init__(self, text: str):
+        text = _LINE_COMMENT.sub("", text)
         self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
         self.newlines = [m.start() for m in re.finditer("\n", self.text)]
 
@@ -190,7 +200,9 @@ class _Parser:
             if self.text[stop] == "{" and re.search(r"\.(entry|func)\b", words):
                 close = self.closing_brace(stop)
                 function = self.function_head(words, position)
-                self.body(function, stop + 1, close)
+                function.parse_body = functools.partial(
+                    self.body, position=stop + 1, end=close
+                )
                 functions[function.name] = function
                 position = close + 1
             else:
@@ -290,6 +302,7 @@ class _Parser:
             min_blocks=(numbers("minnctapersm") or (1,))[0],
             max_registers=(numbers("maxnreg") or (None,))[0],
             required_cluster=numbers("reqnctapercluster"),
+            parse_body=lambda function: None,
         )
 
     def body(self, function: Function, position: int, end: int) -> None:
