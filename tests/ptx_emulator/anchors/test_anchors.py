@@ -1,0 +1,75 @@
+"""CUTLASS GEMMs give the right D in the emulator, with no report of the checker.
+
+Two kernels run in every test run. JAX_SYMM_TEST_FULL=1 adds the others, more seeds and
+the adversarial schedules (compiling a kernel takes half a minute and 3 GB once).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+from ptx_emulator.anchors import cutlass
+from ptx_emulator.anchors.cutlass import GemmAnchor
+from ptx_emulator.anchors.gemm_run import run_gemm
+from ptx_emulator.schedule import ADVERSARIAL
+
+FULL = os.environ.get("JAX_SYMM_TEST_FULL") == "1"
+ALWAYS = (cutlass.SM100_ONE_SM, cutlass.SM90_WGMMA)
+SIZES = {
+    cutlass.SM100_ONE_SM: [(256, 256, 256), (200, 328, 136)],
+    cutlass.SM90_WGMMA: [(256, 256, 256), (200, 328, 136)],
+    cutlass.SM100_TWO_SM: [(512, 256, 256), (500, 264, 200)],
+    cutlass.SM100_MULTICAST: [(1024, 1024, 192), (904, 600, 136)],
+    cutlass.SM100_MN_MAJOR: [(256, 256, 256), (200, 328, 136)],
+    cutlass.SM100_M64: [(128, 256, 192), (200, 328, 136)],
+    cutlass.SM100_PAIR_M128: [(256, 256, 192), (200, 328, 136)],
+}
+
+
+def runs() -> list:
+    """Anchor, sizes, seed and schedule of each test."""
+    seeds = range(5) if FULL else range(2)
+    schedules = ADVERSARIAL if FULL else ("uniform", "early_time_outs")
+    chosen = []
+    for anchor, sizes in SIZES.items():
+        if not FULL and anchor not in ALWAYS:
+            continue
+        chosen += [(anchor, size, seed, "uniform") for size in sizes for seed in seeds]
+        chosen += [(anchor, sizes[-1], 7, s) for s in schedules if s != "uniform"]
+    return [
+        pytest.param(
+            *run, id=f"{run[0].name}-{'x'.join(map(str, run[1]))}-{run[3]}{run[2]}"
+        )
+        for run in chosen
+    ]
+
+
+@pytest.fixture(scope="session")
+def built():
+    """Compiles on demand; without a compiler or CUTLASS there is nothing to run."""
+    missing = [name for name in ("nvcc",) if shutil.which(name) is None]
+    if importlib.util.find_spec("cutlass_library") is None:
+        missing.append("the package nvidia-cutlass")
+    if missing:
+        reason = f"the anchors need {' and '.join(missing)}"
+        if "anchors" in os.environ.get("JAX_SYMM_TEST_REQUIRE", "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return cutlass.build
+
+
+@pytest.mark.parametrize(("anchor", "sizes", "seed", "schedule"), runs())
+def test_gemm_is_right(
+    built, anchor: GemmAnchor, sizes, seed, schedule, record_property
+):
+    run = run_gemm(anchor, built(anchor), sizes, seed, schedule=ADVERSARIAL[schedule])
+    record_property("warp_instructions", run.result.instructions)
+    record_property("seconds", round(run.result.seconds, 3))
+    assert run.wrong == 0
+    assert run.result.reports == ()
+    matrix_operations = {"tcgen05.mma", "wgmma"} & set(run.result.counters)
+    assert matrix_operations == {"wgmma" if anchor.arch == 90 else "tcgen05.mma"}
