@@ -344,10 +344,8 @@ class Scheduler:
                 state = _fingerprint(w)
                 w.stalled = state in w.probe
                 w.probe.add(state)
-        if (
-            all(w.stalled or w.waiting is not None for w in live)
-            and not machine.late_events
-        ):
+        repeated = all(w.stalled or w.waiting is not None for w in live)
+        if repeated and not self._fire_one(late=True):
             self._jump_time(live)
 
     def _paused(self, live: list[Warp]) -> bool:
