@@ -870,7 +870,8 @@ class Checker:
             ):
                 kind = "tcgen05"
         else:
-            kind = "warp" if agent == mine >> 8 else "race"
+            same_warp = agent == mine >> 8 and not entry & ASYNCHRONOUS
+            kind = "warp" if same_warp else "race"
         self.report(
             kind,
             int(sites[granule]),
