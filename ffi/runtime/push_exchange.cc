@@ -115,7 +115,7 @@ void PushExchange::SumSlots(const HostCall& call) const {
            .in = problem.in,
            .out = problem.out});
     }
-    if (scatter) {
+    if (scatter && owned < problem.shard_elements()) {
       const size_t out_bytes = ElementBytes(problem.out);
       std::memset(static_cast<char*>(call.result) + (shard + owned) * out_bytes, 0,
                   (problem.shard_elements() - owned) * out_bytes);
