@@ -1,0 +1,47 @@
+"""Settings that must precede JAX's first use, and the one place where tests skip.
+
+A test that needs hardware or a tool says so with `@pytest.mark.requires("gpu")`. Where it
+is missing the test skips with the reason, unless `JAX_SYMM_TEST_REQUIRE` names it: then
+the test fails.
+"""
+
+import os
+import shutil
+
+import pytest
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+# Stock JAX on CPU hangs with many launches in flight when its pool is small.
+os.environ.setdefault("PJRT_NPROC", "64")
+
+
+def _no_gpu() -> str | None:
+    import jax
+
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None
+
+
+def _no_nvcc() -> str | None:
+    return None if shutil.which("nvcc") else "nvcc is not on PATH"
+
+
+_PROBES = {"gpu": _no_gpu, "nvcc": _no_nvcc}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "requires(name): needs hardware or a tool")
+
+
+def pytest_runtest_setup(item):
+    required = os.environ.get("JAX_SYMM_TEST_REQUIRE", "").split(",")
+    for mark in item.iter_markers("requires"):
+        for name in mark.args:
+            reason = _PROBES[name]()
+            if reason and name in required:
+                pytest.fail(f"JAX_SYMM_TEST_REQUIRE names {name}, but {reason}")
+            if reason:
+                pytest.skip(reason)

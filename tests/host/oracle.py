@@ -1,0 +1,89 @@
+"""What the operations must give, in numpy float64, and how the tests run them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_symm
+
+
+def spec_of_x(ndim, axis):
+    return P(*([None] * (ndim - 1)), axis)
+
+
+def spec_of_w(axis, w_layout="kn"):
+    return P(axis, None) if w_layout == "kn" else P(None, axis)
+
+
+def run(
+    op, x, w, mesh, axis, workspace, *, check_vma=True, path="auto", jit=True, **options
+):
+    """`op` on global x [*batch, m, k] and w, k sharded over `axis`; a numpy array."""
+    dimension = options.get("scatter_dimension", -2) % x.ndim
+    in_specs = (
+        spec_of_x(x.ndim, axis),
+        spec_of_w(axis, options.get("w_layout", "kn")),
+    )
+    out = [None] * x.ndim
+    if op == "reduce_scatter":
+        out[dimension] = axis
+    call = (
+        jax_symm.gemm_reduce_scatter
+        if op == "reduce_scatter"
+        else jax_symm.gemm_all_reduce
+    )
+    body = jax.shard_map(
+        lambda x, w: call(x, w, axis, workspace=workspace, path=path, **options),
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=P(*out),
+        check_vma=check_vma,
+    )
+    run_ = jax.jit(body) if jit else body
+    args = [put(a, mesh, s) for a, s in zip((x, w), in_specs, strict=True)]
+    return np.asarray(run_(*args))
+
+
+def put(array, mesh, spec):
+    return jax.device_put(array, NamedSharding(mesh, spec))
+
+
+def expected(op, x, w, world_size, *, scatter_dimension=-2, w_layout="kn", **_):
+    """The global result in float64, padded rows of zeros included."""
+    w64 = np.asarray(w, np.float64)
+    product = np.asarray(x, np.float64) @ (w64 if w_layout == "kn" else w64.T)
+    if op == "all_reduce":
+        return product
+    dimension = scatter_dimension % x.ndim
+    m = x.shape[dimension]
+    padding = [(0, 0)] * x.ndim
+    padding[dimension] = (0, -(-m // world_size) * world_size - m)
+    return np.pad(product, padding)
+
+
+def capacity(op, x, w, *, scatter_dimension=-2, w_layout="kn", **_):
+    """Arguments of a workspace that is large enough for this call, in any dtype."""
+    n = w.shape[1] if w_layout == "kn" else w.shape[0]
+    dimension = scatter_dimension % x.ndim
+    padded = [d + 16 if i == dimension else d for i, d in enumerate(x.shape[:-1])]
+    return {"max_m": int(np.prod(padded)), "n": max(n, 1), "dtype": jnp.float32}
+
+
+def host_calls(workspace):
+    return sum(workspace.calls().get("host", {}).values())
+
+
+def small_integers(rng, shape, dtype, bound=1):
+    """Integers whose products sum without rounding in any of the dtypes."""
+    return jnp.asarray(rng.integers(-bound, bound + 1, shape), dtype)
+
+
+def rank_bits(world_size, m, n, dtype, k_local=4):
+    """x and w whose product at rank r is 2**r everywhere: a missing rank shows."""
+    x = np.zeros((m, world_size * k_local), np.float32)
+    x[:, ::k_local] = 1
+    bits = 2.0 ** np.arange(world_size)
+    w = np.repeat(bits, k_local)[:, None] * np.ones((1, n))
+    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
