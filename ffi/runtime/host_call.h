@@ -37,8 +37,8 @@ struct HostProblem {
 
 std::string Describe(const HostProblem& problem);
 
-/// Which call of which launch: the same on every rank. `instance` tells call sites with one tag
-/// apart by the order in which the executable instantiated them.
+/// Which call of which launch: the same on every rank. `instance` tells the call sites of an
+/// executable that share a tag apart, by the order of their instantiation.
 struct CallKey {
   int64_t run_id = 0;
   int64_t call_site = 0;
@@ -57,6 +57,7 @@ using Completion = std::function<void(const Status&)>;
 using Scheduler = std::function<void(std::function<void()> task)>;
 
 struct HostCall {
+  int64_t site = 0;  // the call site, as this process numbers it
   CallKey key;
   HostProblem problem;
   const void* partial = nullptr;

@@ -16,7 +16,7 @@ void LocalGroup::Arrive(int rank, HostCall call, const Scheduler& schedule) {
     std::lock_guard<std::mutex> lock(mutex_);
     fault = fault_;
     if (fault.ok()) {
-      const CallKey key = call.key;
+      const Key key = {call.site, call.key.run_id};
       Pending& pending = pending_[key];
       if (pending.arrived == 0) {
         pending.calls.resize(options_.world_size());
@@ -33,7 +33,7 @@ void LocalGroup::Arrive(int rank, HostCall call, const Scheduler& schedule) {
 }
 
 void LocalGroup::Raise(const Status& fault) {
-  std::map<CallKey, Pending> failed;
+  std::map<Key, Pending> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!fault_.ok()) return;

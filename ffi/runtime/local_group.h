@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "runtime/host_group.h"
@@ -25,11 +26,14 @@ class LocalGroup final : public HostGroup {
     Clock::time_point deadline;
   };
 
+  /// Call site and launch: in one process that is unique without any counting.
+  using Key = std::pair<int64_t, int64_t>;
+
   Status TimeoutStatus(const Pending& pending) const;
 
   const GroupOptions options_;
   std::mutex mutex_;
-  std::map<CallKey, Pending> pending_;
+  std::map<Key, Pending> pending_;
   Status fault_;
 };
 

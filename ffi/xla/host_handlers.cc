@@ -3,6 +3,7 @@
 // when the other ranks have come.
 #include "xla/host_handlers.h"
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -29,6 +30,7 @@ struct HostCallSite {
   int64_t axis_size = 0;
   int64_t call_site = 0;
   int64_t instance = 0;
+  int64_t serial = 0;   // of this process
   HostProblem problem;  // without the element types, which the buffers bring
 };
 
@@ -39,13 +41,23 @@ ffi::Error ToFfiError(const Status& status) {
   return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), status.message());
 }
 
-/// The number of this call site among those with its tag, in the order of instantiation, which is
-/// the same in every process.
+std::atomic<int64_t> g_sites{0};
+std::atomic<int64_t> g_lowerings{0};
+
+/// The number of this call site among those with its tag that were instantiated since the last
+/// lowering, so mostly within its executable. The order of instantiation in an executable is the
+/// same in every process; how many executables a process has compiled may not be.
 int64_t NextInstance(const std::string& workspace, int64_t call_site) {
+  struct Count {
+    int64_t lowerings = -1;
+    int64_t next = 0;
+  };
   static std::mutex mutex;
-  static auto* const counts = new std::map<std::pair<std::string, int64_t>, int64_t>;
+  static auto* const counts = new std::map<std::pair<std::string, int64_t>, Count>;
   std::lock_guard<std::mutex> lock(mutex);
-  return (*counts)[{workspace, call_site}]++;
+  Count& count = (*counts)[{workspace, call_site}];
+  if (const int64_t now = g_lowerings.load(); count.lowerings != now) count = {now, 0};
+  return count.next++;
 }
 
 Status CheckSite(const HostCallSite& site) {
@@ -69,6 +81,7 @@ ffi::ErrorOr<std::unique_ptr<HostCallSite>> Instantiate(std::string_view workspa
   site->problem = {
       .op = op, .batch = batch, .rows = rows, .shard_rows = shard_rows, .n = n, .k = k};
   if (Status status = CheckSite(*site); !status.ok()) return ffi::Unexpected(ToFfiError(status));
+  site->serial = g_sites.fetch_add(1);
   site->instance = NextInstance(site->workspace, call_site);
   return site;
 }
@@ -115,7 +128,8 @@ Status Enter(const HostCallSite& site, ffi::RunId run_id, int32_t device_ordinal
   JAX_SYMM_ASSIGN_OR_RETURN(const HostProblem problem, MakeProblem(site, partial, result));
   JAX_SYMM_ASSIGN_OR_RETURN(const std::shared_ptr<HostWorkspace> workspace,
                             WorkspaceRegistry<HostWorkspace>::Get().Find(site.workspace));
-  HostCall call = {.key = {run_id.run_id, site.call_site, site.instance},
+  HostCall call = {.site = site.serial,
+                   .key = {run_id.run_id, site.call_site, site.instance},
                    .problem = problem,
                    .partial = partial.untyped_data(),
                    .result = result.untyped_data(),
@@ -172,6 +186,8 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
 #undef JAX_SYMM_INSTANTIATE_BINDING
 
 }  // namespace
+
+void NoteLowering() { g_lowerings.fetch_add(1); }
 
 std::vector<FfiTarget> HostFfiTargets() {
   void* const execute = reinterpret_cast<void*>(kExecute);

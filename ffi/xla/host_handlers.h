@@ -19,6 +19,10 @@ struct FfiType {
 };
 
 std::vector<FfiTarget> HostFfiTargets();
+/// Told by the lowering rules at each call: call sites that are instantiated on the two sides of a
+/// lowering belong to different executables.
+void NoteLowering();
+
 /// Must be registered before the targets, whose state they are.
 std::vector<FfiType> HostFfiTypes();
 

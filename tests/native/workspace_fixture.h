@@ -228,7 +228,8 @@ struct DeviceCall {
         result(test.PoisonedResult()) {}
 
   HostCall Make() {
-    return {test.key, test.problem, partial.data(), result.data(), answer.completion()};
+    return {test.key.call_site, test.key,      test.problem,
+            partial.data(),     result.data(), answer.completion()};
   }
 
   TestCall test;

@@ -1,0 +1,203 @@
+"""Native half of jax_symm."""
+
+from collections.abc import Sequence
+import enum
+from typing import Any
+
+
+class HandleType(enum.Enum):
+    """How an allocation is handed to a peer."""
+
+    POSIX_FD = 0
+
+    FABRIC = 1
+
+    NONE = 2
+
+class Allocation:
+    """Physical memory of one device."""
+
+    def release(self) -> None:
+        """Drops this reference. Idempotent."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def export_fd(self) -> int:
+        """
+        A descriptor (close-on-exec) for a peer on this host; the caller closes it.
+        """
+
+    def export_fabric(self) -> bytes:
+        """A handle for a peer in the same NVLink domain."""
+
+class Mapping:
+    """An allocation at an address of this process."""
+
+    def release(self) -> None:
+        """Drops this reference. Idempotent."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class DeviceFacts:
+    """What a device can do, by its attributes."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def posix_fd(self) -> bool: ...
+
+    @property
+    def fabric(self) -> bool: ...
+
+    @property
+    def multicast(self) -> bool: ...
+
+class MemoryBackend:
+    """The verbs of symmetric memory."""
+
+    @property
+    def name(self) -> str: ...
+
+    def granularity(self, device: int) -> int: ...
+
+    def facts(self, device: int) -> DeviceFacts: ...
+
+    def can_access(self, device: int, peer: int) -> bool: ...
+
+    def create(self, device: int, nbytes: int, handle_type: HandleType) -> Allocation: ...
+
+    def import_fd(self, device: int, fd: int, nbytes: int) -> Allocation: ...
+
+    def import_fabric(self, device: int, handle: bytes, nbytes: int) -> Allocation: ...
+
+    def map(self, allocation: Allocation, devices: Sequence[int]) -> Mapping: ...
+
+    def zero(self, device: int, mapping: Mapping, offset: int, nbytes: int) -> None: ...
+
+    def synchronize(self, device: int) -> None: ...
+
+def host_backend() -> MemoryBackend:
+    """Symmetric memory for CPU devices."""
+
+def array_view(mapping: Mapping, offset: int, shape: Sequence[int], dtype: str, device_type: str, ordinal: int) -> Any:
+    """A DLPack view of mapped memory; it keeps the mapping alive."""
+
+class MulticastObject:
+    """What devices multicast through."""
+
+    def release(self) -> None:
+        """Drops this reference. Idempotent."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def export_fd(self) -> int:
+        """
+        A descriptor (close-on-exec) for a peer on this host; the caller closes it.
+        """
+
+    def export_fabric(self) -> bytes:
+        """A handle for a peer in the same NVLink domain."""
+
+    def add_device(self, device: int) -> None:
+        """Joins a device of this process. Does not wait."""
+
+class MulticastBinding:
+    """Memory bound to a multicast object."""
+
+    def release(self) -> None:
+        """Drops this reference. Idempotent."""
+
+class MulticastMapping:
+    """A multicast object, mapped whole."""
+
+    def release(self) -> None:
+        """Drops this reference. Idempotent."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class CudaBackend(MemoryBackend):
+    """Symmetric memory for GPUs."""
+
+    def multicast_granularity(self, num_devices: int) -> int: ...
+
+    def create_multicast(self, num_devices: int, nbytes: int, handle_type: HandleType) -> MulticastObject: ...
+
+    def import_multicast_fd(self, fd: int, nbytes: int) -> MulticastObject: ...
+
+    def import_multicast_fabric(self, handle: bytes, nbytes: int) -> MulticastObject: ...
+
+    def bind_multicast(self, object: MulticastObject, offset: int, allocation: Allocation, deadline_s: float) -> MulticastBinding: ...
+
+    def map_multicast(self, object: MulticastObject, devices: Sequence[int], deadline_s: float) -> MulticastMapping: ...
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Free and total bytes of a GPU."""
+
+    def probe_fabric(self, device: int) -> None:
+        """Raises unless fabric handles really work on a GPU."""
+
+    def copy_to_device(self, device: int, address: int, data: bytes) -> None: ...
+
+    def copy_to_host(self, device: int, address: int, nbytes: int) -> bytes: ...
+
+def cuda_backend(library_path: str = '', forbid_multicast: bool = False) -> CudaBackend:
+    """
+    Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.
+    """
+
+def ledger() -> dict:
+    """Driver objects that this process holds, by kind."""
+
+class LocalRank:
+    """A rank of this process."""
+
+    def __init__(self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping]) -> None: ...
+
+class NativeWorkspace:
+    """An open workspace on host memory."""
+
+    def close(self, deadline_ns: int) -> None:
+        """Waits up to deadline_ns for calls in flight, then lets go. Idempotent."""
+
+    def check(self) -> None:
+        """Raises the first fault, if there was one."""
+
+    def abort(self, group: int, rank: int, message: str) -> None:
+        """Fails the workspace on every rank: a peer is lost."""
+
+    def calls(self) -> list[tuple[str, int, int, int]]:
+        """(path, group, rank, count) for each rank of this process."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+def open_workspace(name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[LocalRank]) -> NativeWorkspace:
+    """
+    Starts the threads of a workspace and makes its name known to programs.
+    """
+
+def host_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:
+    """Bytes of symmetric memory that a workspace needs per rank."""
+
+def ffi_targets() -> dict:
+    """Capsules of the custom calls on CPU, by target name."""
+
+def note_lowering() -> None:
+    """To be called by every lowering of a call: it tells executables apart."""
+
+def ffi_types() -> dict:
+    """Capsules of their state types; register these first."""
