@@ -97,10 +97,9 @@ def divide(a, b):
     safe = np.where(zero, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         return np.where(zero, ~a.dtype.type(0), a // safe)
-    quotient = np.abs(a) // np.abs(safe)
-    return np.where(
-        zero, a.dtype.type(-1), np.where((a < 0) != (safe < 0), -quotient, quotient)
-    ).astype(a.dtype)
+    quotient = a // safe
+    inexact = (quotient * safe != a) & ((a < 0) != (safe < 0))
+    return np.where(zero, a.dtype.type(-1), quotient + inexact).astype(a.dtype)
 
 
 def remainder(a, b):

@@ -43,7 +43,7 @@ class Program:
         self.module = module
         self.function = function.load()
         shared = [v for v in module.variables.values() if v.space == "shared"]
-        offsets, _, self.dynamic_start = shared_symbols(function, shared)
+        offsets, self.static_end, self.dynamic_start = shared_symbols(function, shared)
         symbols = {name: ("shared", at) for name, at in offsets.items()}
         for v in module.variables.values():
             if v.space in ("global", "const"):

@@ -328,7 +328,7 @@ class _Parser:
                 continue
             stop = text.index(";", position)
             statement = " ".join(text[position:stop].split())
-            if statement.startswith(".loc") or statement.startswith(".file"):
+            if statement.startswith((".loc ", ".file ")):
                 position = text.index("\n", position)
                 continue
             if statement.startswith(".reg"):

@@ -94,7 +94,9 @@ class Cta:
         self.rank = rank
         self.shared_base = rank << CTA_SHIFT
         program = launch.program
-        size = program.dynamic_start + launch.dynamic_bytes
+        size = program.static_end
+        if launch.dynamic_bytes:
+            size = program.dynamic_start + launch.dynamic_bytes
         shape, origin = launch.cluster, cluster.origin
         inside = (
             rank % shape[0],
