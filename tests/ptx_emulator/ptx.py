@@ -136,7 +136,7 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _DIRECTIVES = (
     ".pragma",
-    ".loc",
+    ".loc ",
     ".file",
     ".branchtargets",
     ".callprototype",
