@@ -26,7 +26,6 @@ def machine(shared_machine: FakeMachine) -> Iterator[FakeMachine]:
     shared_machine.reset()
     yield shared_machine
     shared_machine.reset()
-    assert shared_machine.counts() == NOTHING
 
 
 def _hub(machine: FakeMachine, processes: int, deadline_s: float) -> Hub:
@@ -47,9 +46,16 @@ def shared_hubs(shared_machine: FakeMachine) -> Iterator[dict[int, Hub]]:
 
 
 @pytest.fixture
-def hubs(machine: FakeMachine, shared_hubs: dict[int, Hub]) -> dict[int, Hub]:
+def hubs(
+    machine: FakeMachine, shared_hubs: dict[int, Hub]
+) -> Iterator[dict[int, Hub]]:
     """Warm processes, by how many: process i has GPU i; a single process has all."""
-    return shared_hubs
+    yield shared_hubs
+    left = machine.counts()
+    if left != NOTHING:
+        for hub in shared_hubs.values():
+            hub.close()
+    assert left == NOTHING
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

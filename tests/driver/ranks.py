@@ -154,8 +154,11 @@ def open_and_close(line: Line, setup: Setup, bytes_too: bool = False) -> Seen:
 
 
 def _seen(buffer: Buffer) -> Seen:
+    for group in buffer.memory:
+        outcome = buffer.outcomes[group]
+        assert (outcome.range is None) == bool(outcome.reason), outcome
     return Seen(
-        {group: o.range is not None for group, o in buffer.outcomes.items()},
+        {group: not o.reason for group, o in buffer.outcomes.items()},
         {group: o.reason for group, o in buffer.outcomes.items()},
         dict(native.ledger()),
     )
@@ -203,3 +206,43 @@ def without_join_vote(line: Line) -> None:
     Round.vote = (  # type: ignore[method-assign]
         lambda self: {} if self._name.endswith("/join") else vote(self)
     )
+
+
+def peek(line: Line, name: str, offset: int, nbytes: int) -> list[bytes]:
+    """Bytes of every rank's part of group 0, as this process sees them."""
+    buffer = _kept[name]
+    _, _, device = buffer.around.mine[0]
+    return [
+        backend().copy_to_host(device, mapping.address + offset, nbytes)
+        for _, mapping in sorted(buffer.memory[0].mappings.items())
+    ]
+
+
+def write(line: Line, name: str, data: bytes) -> None:
+    """Writes into the parts of this process's ranks."""
+    buffer = _kept[name]
+    for group, rank, device in buffer.around.mine:
+        address = buffer.memory[group].mappings[rank].address
+        backend().copy_to_device(device, address, data)
+
+
+class _Collect(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def warnings_of(line: Line, setups: Sequence[Setup]) -> list[str]:
+    """What the product warns of while these are opened and closed."""
+    collect = _Collect()
+    logger = logging.getLogger("jax_symm")
+    logger.addHandler(collect)
+    try:
+        for setup in setups:
+            open_and_close(line, setup)
+    finally:
+        logger.removeHandler(collect)
+    return collect.texts
