@@ -139,15 +139,22 @@ def _fabric_refusal(around: Surroundings, ranks: Mapping[str, Any]) -> str:
 def _describe_multicast(
     around: Surroundings, ranks: Mapping[str, Any], books: Any
 ) -> dict[str, Any]:
-    able = all(facts["multicast"] for facts in ranks.values())
-    sizes = {len(members) for members in around.groups}
-    return {
+    record = {
         "veto": books.veto or "",
         "budget_left": books.budget_left(),
         "refusals": books.refusals(),
         "objects": books.describe(),
-        "unit": max(map(around.backend.multicast_granularity, sizes)) if able else 0,
+        "unit": 0,
+        "no_unit": "",
     }
+    if all(facts["multicast"] for facts in ranks.values()):
+        sizes = {len(members) for members in around.groups}
+        try:
+            record["unit"] = max(map(around.backend.multicast_granularity, sizes))
+        # Peers work without it: it is a reason against multicast, and no more.
+        except Exception as error:
+            record["no_unit"] = str(error)
+    return record
 
 
 def agree(
@@ -282,6 +289,9 @@ class _Planner:
         for rank, fact in enumerate(facts):
             if not fact["multicast"]:
                 return f"the GPU of {labels[rank]} has no NVLink multicast"
+        for process, record in enumerate(self._records):
+            if record["no_unit"]:
+                return f"in process {process}, {record['no_unit']}"
         return self._remembered(group)
 
     def _remembered(self, group: int) -> str:

@@ -46,9 +46,7 @@ def shared_hubs(shared_machine: FakeMachine) -> Iterator[dict[int, Hub]]:
 
 
 @pytest.fixture
-def hubs(
-    machine: FakeMachine, shared_hubs: dict[int, Hub]
-) -> Iterator[dict[int, Hub]]:
+def hubs(machine: FakeMachine, shared_hubs: dict[int, Hub]) -> Iterator[dict[int, Hub]]:
     """Warm processes, by how many: process i has GPU i; a single process has all."""
     yield shared_hubs
     left = machine.counts()

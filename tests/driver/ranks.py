@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Sequence
+from multiprocessing.connection import Client
 from typing import Any
 
 from hub import Line
@@ -175,10 +176,10 @@ def check_kept(line: Line, name: str) -> None:
     check_bytes(line, _kept[name], name)
 
 
-def addresses(line: Line, name: str) -> dict[int, int]:
-    """The multicast address of a kept buffer, less its object's, by group."""
+def addresses(line: Line, name: str) -> dict[int, tuple[int, int]]:
+    """By group, the multicast address of a kept buffer, and where it is in its object."""
     return {
-        group: outcome.range.offset
+        group: (outcome.range.address, outcome.range.offset)
         for group, outcome in _kept[name].outcomes.items()
         if outcome.range is not None
     }
@@ -246,3 +247,46 @@ def warnings_of(line: Line, setups: Sequence[Setup]) -> list[str]:
     finally:
         logger.removeHandler(collect)
     return collect.texts
+
+
+def open_and_store(line: Line, setup: Setup) -> int | None:
+    """Process 0 stores through multicast as soon as its own set-up has returned."""
+    buffer = converse(line, setup)
+    reached = None
+    if line.process_index == 0:
+        shared = buffer.outcomes[0].range
+        assert shared is not None
+        with Client(os.environ["FAKE_CUDA_SERVER"] + ".control", "AF_UNIX") as control:
+            store = {"tag": "p0", "address": shared.address, "data": b"first"}
+            control.send(("multimem_store", store))
+            reached = control.recv()
+    line.allgather(f"{setup.name}/stored", b"")
+    buffer.release()
+    return reached
+
+
+def open_descriptors(line: Line) -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _resident_kib() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def cycle(line: Line, count: int) -> dict[str, Any]:
+    """Allocates, maps, and frees, `count` times; says what has grown since the 100th."""
+    begin = (0, 0)
+    for number in range(count):
+        if number == 100:
+            begin = (_resident_kib(), open_descriptors(line))
+        memory = backend().create(0, 2 * MIB, native.HandleType.POSIX_FD)
+        mapping = backend().map(memory, [0])
+        mapping.release()
+        memory.release()
+    return {
+        "resident_kib": _resident_kib() - begin[0],
+        "descriptors": open_descriptors(line) - begin[1],
+        "ledger": dict(native.ledger()),
+    }

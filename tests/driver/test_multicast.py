@@ -32,6 +32,10 @@ def closed(hub: Hub, *names: str) -> None:
         hub.run("close_kept", {"name": name})
 
 
+def offsets(hub: Hub, name: str) -> list[int]:
+    return [seen[0][1] for seen in hub.run("addresses", {"name": name})]
+
+
 def calls(machine: FakeMachine, prefix: str) -> list[str]:
     return [name for _, name in machine.report()["trace"] if name.startswith(prefix)]
 
@@ -46,9 +50,10 @@ def test_multicast_reaches_every_rank(machine: FakeMachine, three: Hub) -> None:
     """A store through the multicast address lands in every rank's buffer."""
     opened(three, Setup("first", THREE))
     opened(three, Setup("second", THREE))
-    offsets = three.run("addresses", {"name": "second"})
-    assert offsets == [{0: 4 * MIB}] * 3
-    assert machine.multimem_store(offset=4 * MIB + 64, data=b"to all") == 3
+    assert offsets(three, "second") == [4 * MIB] * 3
+    address, _ = three.run("addresses", {"name": "second"})[1][0]
+    reached = machine.multimem_store(tag="p1", address=address + 64, data=b"to all")
+    assert reached == 3
     seen = three.run("peek", {"name": "second", "offset": 64, "nbytes": 6})
     assert seen == [[b"to all"] * 3] * 3
     seen = three.run("peek", {"name": "first", "offset": 64, "nbytes": 6})
@@ -228,10 +233,10 @@ def test_range_is_used_again_only_when_all_have_freed_it(
     opened(three, Setup("b", THREE))
     three.run("close_kept", {"name": "a"}, only=[0, 1])
     opened(three, Setup("c", THREE))
-    assert three.run("addresses", {"name": "c"}) == [{0: 8 * MIB}] * 3
+    assert offsets(three, "c") == [8 * MIB] * 3
     three.run("close_kept", {"name": "a"}, only=[2])
     opened(three, Setup("d", THREE))
-    assert three.run("addresses", {"name": "d"}) == [{0: 0}] * 3
+    assert offsets(three, "d") == [0] * 3
     closed(three, "b", "c", "d")
 
 

@@ -187,7 +187,8 @@ def cuMemSetAccess(machine, process, request):
     _, mapping = process.mapping_at(address, size)
     require(mapping.size == size)
     require(count > 0)
-    for ordinal in request.data[:count]:
+    mask = int.from_bytes(request.data, "little")
+    for ordinal in (bit for bit in range(512) if mask >> bit & 1):
         gpu = process.gpu(ordinal)
         if isinstance(mapping.obj, Memory):
             require(

@@ -351,8 +351,9 @@ Result cuMemUnmap(DevicePtr address, size_t nbytes) {
 Result cuMemSetAccess(DevicePtr address, size_t nbytes, const AccessDesc* desc, size_t count) {
   Request request =
       MakeRequest("cuMemSetAccess", address, nbytes, count > 0 ? desc[0].flags : 0, count);
-  for (size_t i = 0; i < count && i < sizeof(request.data); ++i) {
-    request.data[i] = static_cast<char>(desc[i].location.id);
+  for (size_t i = 0; i < count; ++i) {  // a bit a device
+    const auto id = static_cast<unsigned>(desc[i].location.id);
+    if (id < 8 * sizeof(request.data)) request.data[id / 8] |= static_cast<char>(1 << id % 8);
   }
   Answer answer;
   const Result result = Send(request, &answer);

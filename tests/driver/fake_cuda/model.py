@@ -51,7 +51,7 @@ class Config:
     granularity: int = 2 * MIB
     multicast_granularity: int = 2 * MIB
     multicast_recommended: int = 512 * MIB
-    multicast_attribute: tuple[bool, ...] = (True,) * 16
+    multicast_attribute: tuple[bool, ...] = (True,) * 72
     posix_fd_attribute: bool = True
     fabric_attribute: bool = True
     fabric_channel: bool = True

@@ -280,17 +280,22 @@ class Control:
                 server._answer(client, Answer(result))
         return len(hung)
 
-    def multimem_store(self, offset: int, data: bytes) -> int:
-        """Stores through the only multicast object alive, as a GPU would; returns how many
-        devices it reached. -1: a member of the team has nothing bound there, a device fault."""
-        objects = [
-            o for o in self._server.machine.objects.values() if isinstance(o, Multicast)
-        ]
-        (obj,) = objects
+    def multimem_store(self, tag: str, address: int, data: bytes) -> int:
+        """Stores through a multicast address of a process, as its GPU would.
+
+        Returns:
+          How many devices it reached; -1 when a member of the team has nothing bound
+          there, which is a device fault.
+        """
+        machine = self._server.machine
+        process = next(p for p in machine.processes if p.tag == tag and p.mappings)
+        base, mapping = process.mapping_at(address, len(data))
+        obj = mapping.obj
+        assert isinstance(obj, Multicast)
         reached = set()
         for binding in obj.bindings:
-            start = offset - binding.offset
-            if 0 <= start and start + len(data) <= binding.size:
+            start = address - base - binding.offset
+            if start >= 0 and start + len(data) <= binding.size:
                 os.pwrite(binding.memory.memfd, data, start)
                 reached.add(binding.gpu)
         return len(reached) if reached == set(obj.team) else -1
