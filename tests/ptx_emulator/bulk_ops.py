@@ -151,6 +151,8 @@ class Box:
             )
         except ValueError as error:
             raise EmulationError("tma", str(error)) from None
+        if t.oob_nan:
+            raise EmulationError("unsupported", "NaN fill of a tensor map: not measured")
         self.map = t
         self.bytes = t.box[0] * t.element_bytes
         self.rows = offset.size
@@ -173,11 +175,6 @@ class Box:
 
     def load(self, strict: bool) -> np.ndarray:
         out = np.zeros((self.rows, self.bytes), u1)
-        if self.map.oob_nan:
-            out[:] = np.tile(
-                np.array([0xFF] * (self.map.element_bytes - 1) + [0x7F], u1),
-                self.map.box[0],
-            )
         if self.memory is not None:
             index = self.index()
             if strict and not self.memory.valid[index].all():

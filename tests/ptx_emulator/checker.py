@@ -141,24 +141,24 @@ class Checker:
         for g in c.groups:
             if (g.lanes & lanes).any():
                 rows = join(rows, g.rows[:PUBLISHED])
-        rows = widen(rows, self.capacity)
-        self._add_own(w, lanes, rows)
+        rows = self._with_own(w, lanes, rows)
         if init_only:
             rows[[ALL, ASYNC_SHARED, ASYNC_GLOBAL, ALIAS, TENSOR_OUT]] = 0
         return join(into, rows)
 
-    def _add_own(self, w: Warp, lanes: np.ndarray, rows: np.ndarray) -> None:
-        """The accesses of the lanes themselves, up to now."""
+    def _with_own(self, w: Warp, lanes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Adds the accesses of the lanes themselves, up to now."""
         c = w.clocks
         now = c.tick()
-        if not (~w.exited & ~lanes).any():
+        everyone = not (~w.exited & ~lanes).any()
+        alone = lanes & (self.lane_agents[c.agent] > 0) if everyone else lanes
+        agents = {int(k): self.lane_agent(w, int(k)) for k in np.nonzero(alone)[0]}
+        rows = widen(rows, self.capacity)
+        if everyone:
             self._own_entry(rows, c.agent, now, c.fenced[:, lanes].min(1))
-            return
-        for lane in np.nonzero(lanes)[0]:
-            agent = self.lane_agent(w, int(lane))
-            if rows.shape[1] <= agent:
-                raise AssertionError("clock rows are too narrow")
+        for lane, agent in agents.items():
             self._own_entry(rows, agent, now, c.fenced[:, lane])
+        return rows
 
     @staticmethod
     def _own_entry(rows: np.ndarray, agent: int, now: int, fenced: np.ndarray) -> None:
@@ -184,8 +184,7 @@ class Checker:
         c.groups = [first, *(g for g in c.groups if not any(g is h for h in inside))]
         for lane in np.nonzero(first.lanes)[0] if (~w.exited & ~lanes).any() else ():
             self.lane_agent(w, int(lane))
-        first.rows = widen(first.rows, self.capacity)
-        self._add_own(w, first.lanes, first.rows)
+        first.rows = self._with_own(w, first.lanes, first.rows)
 
     def fence(self, w: Warp, lanes: np.ndarray, sem: str, scope: str) -> None:
         c = w.clocks
@@ -218,6 +217,9 @@ class Checker:
         now = c.tick()
         for row in rows:
             c.fenced[row, lanes] = now
+        if (~w.exited & ~lanes).any():
+            for lane in np.nonzero(lanes)[0]:
+                self.lane_agent(w, int(lane))
         if proxy == "async":
             self._fence_inits(w, lanes)
 
@@ -241,6 +243,7 @@ class Checker:
         c = w.clocks
         barrier.initialised = (c.agent, lane, c.clock, self.site(w, pc))
         barrier.known = set()
+        self.lane_agent(w, lane)  # its fence counts, whenever the other lanes run theirs
         c.initialised.append((lane, barrier))
 
     def mbarrier_use(
@@ -283,11 +286,8 @@ class Checker:
     # Asynchronous operations -----------------------------------------------------------------------------------------
 
     def _knowledge(self, w: Warp, lane: int, rows: int = PUBLISHED) -> np.ndarray:
-        own = widen(w.clocks.group_of(lane).rows[:rows].copy(), self.capacity)
-        self.lane_agent(w, lane)
-        own = widen(own, self.capacity)
-        self._add_own(w, np.arange(32) == lane, own)
-        return own
+        own = w.clocks.group_of(lane).rows[:rows].copy()
+        return self._with_own(w, np.arange(32) == lane, own)
 
     def issue(self, w: Warp, lane: int, flag: Mbarrier, pc: int) -> AsyncOp:
         """A copy that signals `flag`."""
