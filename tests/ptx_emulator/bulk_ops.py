@@ -152,7 +152,9 @@ class Box:
         except ValueError as error:
             raise EmulationError("tma", str(error)) from None
         if t.oob_nan:
-            raise EmulationError("unsupported", "NaN fill of a tensor map: not measured")
+            raise EmulationError(
+                "unsupported", "NaN fill of a tensor map: not measured"
+            )
         self.map = t
         self.bytes = t.box[0] * t.element_bytes
         self.rows = offset.size

@@ -150,7 +150,7 @@ class Checker:
         """Adds the accesses of the lanes themselves, up to now."""
         c = w.clocks
         now = c.tick()
-        everyone = not (~w.exited & ~lanes).any()
+        everyone = not np.count_nonzero(~w.exited & ~lanes)
         alone = lanes & (self.lane_agents[c.agent] > 0) if everyone else lanes
         agents = {int(k): self.lane_agent(w, int(k)) for k in np.nonzero(alone)[0]}
         rows = widen(rows, self.capacity)
@@ -243,7 +243,9 @@ class Checker:
         c = w.clocks
         barrier.initialised = (c.agent, lane, c.clock, self.site(w, pc))
         barrier.known = set()
-        self.lane_agent(w, lane)  # its fence counts, whenever the other lanes run theirs
+        self.lane_agent(
+            w, lane
+        )  # its fence counts, whenever the other lanes run theirs
         c.initialised.append((lane, barrier))
 
     def mbarrier_use(
@@ -621,7 +623,7 @@ class Checker:
         if mixed:
             other = ((who & MULTICAST_PATH) >> 1) != path
             ok &= ~other | (rows[ALIAS][agent] >= when)
-        if ok.all():
+        if np.count_nonzero(ok) == ok.size:
             return None
         if isinstance(own, tuple):
             _, me, lanes, fenced = own

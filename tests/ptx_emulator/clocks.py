@@ -67,7 +67,9 @@ class WarpClocks:
 
     def of(self, lanes: np.ndarray) -> list[Group]:
         """The groups of exactly these lanes, split off where a group has others too."""
-        if len(self.groups) == 1 and (lanes | ~self.groups[0].lanes).all():
+        if len(self.groups) == 1 and not np.count_nonzero(
+            self.groups[0].lanes & ~lanes
+        ):
             return self.groups
         inside, outside = [], []
         for g in self.groups:

@@ -104,6 +104,7 @@ class Emitter:
             N=numeric,
             LANE=np.arange(32, dtype=u4),
             full=full,
+            any_lane=np.count_nonzero,
         )
         self._constants: dict[tuple, str] = {}
         self.begin(None)

@@ -377,7 +377,9 @@ class Machine:
     def elected_lane(self, lanes: np.ndarray) -> int:
         """The leader elect.sync picks for these lanes: any of them, but always the same within a run."""
         if not self.strict:
-            return int(np.argmax(lanes))  # CUTLASS needs the lowest one, as hardware does
+            return int(
+                np.argmax(lanes)
+            )  # CUTLASS needs the lowest one, as hardware does
         key = lanes.tobytes()
         if key not in self._elected:
             self._elected[key] = self.random.choice(np.nonzero(lanes)[0].tolist())

@@ -196,8 +196,8 @@ class Program:
             if guard is None:
                 raise i.unsupported(f"guard {i.guard}")
             sign = "~" if i.guard_negated else ""
-            whole += [f" G = {sign}R[{guard}]", " if G.any():"]
-            masked += [f" G = {sign}R[{guard}] & A", " if G.any():"]
+            whole += [f" G = {sign}R[{guard}]", " if any_lane(G):"]
+            masked += [f" G = {sign}R[{guard}] & A", " if any_lane(G):"]
             for register, code in lines:
                 whole.append(f"  {self._masked(register, code, 'G')}")
                 masked.append(f"  {self._masked(register, code, 'G')}")

@@ -266,7 +266,7 @@ class Scheduler:
         if block.guard is not None:
             predicate = w.R[block.guard]
             lanes = lanes & (~predicate if block.guard_negated else predicate)
-            if not lanes.any():
+            if not np.count_nonzero(lanes):
                 split.pc = block.next_pc
                 return None
         result = block.body(w, lanes)
@@ -285,7 +285,7 @@ class Scheduler:
         w: Warp, split: Split, taken: np.ndarray, target: int, block: Block
     ) -> None:
         rest = split.lanes & ~taken
-        if not rest.any():
+        if not np.count_nonzero(rest):
             split.pc = target
             return
         w.splits.remove(split)

@@ -33,7 +33,7 @@ class Split:
     def __init__(self, pc: int, lanes: np.ndarray):
         self.pc = pc
         self.lanes = lanes
-        self.whole = bool(lanes.all())
+        self.whole = np.count_nonzero(lanes) == 32
 
 
 class Warp:
@@ -101,7 +101,7 @@ class Warp:
             if mask == 0xFFFFFFFF
             else ((mask >> LANES) & 1).astype(bool) & ~self.exited
         )
-        return not (wanted & ~lanes).any()
+        return not np.count_nonzero(wanted & ~lanes)
 
     # Addresses ------------------------------------------------------------------------------------------------------
 
