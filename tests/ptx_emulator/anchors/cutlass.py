@@ -23,7 +23,6 @@ from ptx_emulator import tensor_map
 SOURCE = Path(__file__).with_name("cutlass_gemm.cu")
 PROGRAM, PTX = "gemm", "gemm.ptx"
 MAP_BYTES = 128
-SM_COUNT = 148
 FLAGS = ("-std=c++17", "--expt-relaxed-constexpr", "-O3")
 DTYPE_NAMES = {code: name for name, (code, _) in tensor_map.DTYPES.items()}
 
@@ -182,10 +181,16 @@ def _encode(words: list[int]) -> bytes:
 
 
 def launch(
-    built: BuiltGemm, sizes: tuple[int, int, int], addresses: tuple[int, int, int]
+    built: BuiltGemm,
+    sizes: tuple[int, int, int],
+    addresses: tuple[int, int, int],
+    sm_count: int,
 ) -> GemmLaunch:
-    """The launch of D = A * B for (m, n, k) and the device addresses of A, B and D."""
-    arguments = [str(value) for value in (*sizes, *addresses, SM_COUNT)]
+    """The launch of D = A * B for (m, n, k) and the device addresses of A, B and D.
+
+    `sm_count` bounds the grid of a persistent kernel.
+    """
+    arguments = [str(value) for value in (*sizes, *addresses, sm_count)]
     done = subprocess.run([built.program, *arguments], check=True, capture_output=True)
     parameters, shape = done.stdout, []
     for index, line in enumerate(done.stderr.decode().splitlines()):

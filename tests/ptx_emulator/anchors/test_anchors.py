@@ -6,13 +6,12 @@ the adversarial schedules (compiling a kernel takes half a minute and 3 GB once)
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 
 import pytest
 
 from ptx_emulator.anchors import cutlass
+from ptx_emulator.anchors.conditions import require_compiler
 from ptx_emulator.anchors.cutlass import GemmAnchor
 from ptx_emulator.anchors.gemm_run import run_gemm
 from ptx_emulator.schedule import ADVERSARIAL
@@ -48,28 +47,20 @@ def runs() -> list:
     ]
 
 
-@pytest.fixture(scope="session")
-def built():
-    """Compiles on demand; without a compiler or CUTLASS there is nothing to run."""
-    missing = [name for name in ("nvcc",) if shutil.which(name) is None]
-    if importlib.util.find_spec("cutlass_library") is None:
-        missing.append("the package nvidia-cutlass")
-    if missing:
-        reason = f"the anchors need {' and '.join(missing)}"
-        if "anchors" in os.environ.get("JAX_SYMM_TEST_REQUIRE", "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
+@pytest.fixture(scope="module")
+def build():
+    require_compiler()
     return cutlass.build
 
 
 @pytest.mark.parametrize(("anchor", "sizes", "seed", "schedule"), runs())
 def test_gemm_is_right(
-    built, anchor: GemmAnchor, sizes, seed, schedule, record_property
+    build, anchor: GemmAnchor, sizes, seed, schedule, record_property
 ):
-    run = run_gemm(anchor, built(anchor), sizes, seed, schedule=ADVERSARIAL[schedule])
+    run = run_gemm(anchor, build(anchor), sizes, seed, schedule=ADVERSARIAL[schedule])
     record_property("warp_instructions", run.result.instructions)
     record_property("seconds", round(run.result.seconds, 3))
     assert run.wrong == 0
-    assert run.result.reports == ()
+    assert run.reports == ()
     matrix_operations = {"tcgen05.mma", "wgmma"} & set(run.result.counters)
     assert matrix_operations == {"wgmma" if anchor.arch == 90 else "tcgen05.mma"}

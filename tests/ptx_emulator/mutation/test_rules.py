@@ -105,8 +105,5 @@ def test_constants_of_wgmma():
 
 def test_registers_of_a_have_no_descriptor():
     got = edits(f"{WGMMA}, {{%r1, %r2, %r3, %r4}}, %rd2, p, 1, 1, 0;")
-    assert set(got) == {
-        f"{f} #0"
-        for f in ("address of B in wgmma", "stride of B in wgmma", "swizzle of B in wgmma",
-                  "B major in wgmma")
-    }  # fmt: skip
+    fields = ("address of B", "stride of B", "swizzle of B", "B major")
+    assert set(got) == {f"{field} in wgmma #0" for field in fields}
