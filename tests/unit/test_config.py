@@ -5,7 +5,7 @@ from jax_symm.errors import SymmValueError
 
 
 def test_defaults():
-    assert config.parse({}) == config.Settings("auto", 300.0, None)
+    assert config.parse({}) == config.Settings("auto", 300.0, 4, 1024, None)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,20 @@ def test_bad_timeout(text):
         config.parse({"JAX_SYMM_INIT_TIMEOUT_S": text})
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("JAX_SYMM_MULTICAST_BUDGET", "multicast_budget"),
+        ("JAX_SYMM_MULTICAST_CAPACITY_MIB", "multicast_capacity_mib"),
+    ],
+)
+def test_multicast_amounts(name, field):
+    assert getattr(config.parse({name: "17"}), field) == 17
+    for text in ("-1", "many", "1.5", "99999999999"):
+        with pytest.raises(SymmValueError, match=f"{name}: got '{text}'"):
+            config.parse({name: text})
+
+
 def test_path():
     assert config.parse({"JAX_SYMM_PATH": "XLA"}).path == "xla"
     with pytest.raises(SymmValueError, match="JAX_SYMM_PATH: got 'p2p', expected one"):
@@ -40,5 +54,9 @@ def test_path():
 
 
 def test_settings_that_change_a_path_are_all_compared():
-    changed = config.parse({"JAX_SYMM_PATH": "xla"})
-    assert changed.path_settings() != config.Settings().path_settings()
+    for name, value in (
+        ("JAX_SYMM_PATH", "xla"),
+        ("JAX_SYMM_MULTICAST_CAPACITY_MIB", "8"),
+    ):
+        changed = config.parse({name: value})
+        assert changed.path_settings() != config.Settings().path_settings()

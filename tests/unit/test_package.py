@@ -27,6 +27,7 @@ ORDER = [
     "_rendezvous",
     "_multicast_plan",
     "_multicast",
+    "_backends",
     "memory",
     "ops._rules",
     "workspace",
