@@ -1,0 +1,148 @@
+"""Axis tuples, several axes and groups, sub-meshes, permuted devices, axis types."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from _programs import OPS, OURS, RS_TARGET, compiled_text, hlo_counts, host_calls, integers, mesh_of, sharded
+
+import jax_symm
+
+
+def operands():
+    return integers(0, (16, 32)), integers(1, (32, 24))
+
+
+def check(op, mesh, axis, in_specs, out_specs, operands=operands, **options):
+    x, w = operands()
+    with jax_symm.Workspace(mesh, axis, max_m=64, n=24, dtype="float32") as workspace:
+        body = lambda x, w: OURS[op](x, w, axis, workspace=workspace, path="host")  # noqa: E731
+        function = jax.jit(sharded(body, mesh, in_specs, out_specs, **options))
+        np.testing.assert_array_equal(function(x, w), np.asarray(x) @ np.asarray(w))
+        assert host_calls(workspace) == mesh.size
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("axis", [("dp", "tp"), ("tp", "dp")])
+def test_axis_tuple(op, axis):
+    out = P(axis, None) if op == "gemm_reduce_scatter" else P()
+    check(op, mesh_of((2, 4), ("dp", "tp")), axis, (P(None, axis), P(axis, None)), out)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_several_groups_at_once(op, axis):
+    """Rows of x over the other axis: every group reduces its own rows."""
+    other = "tp" if axis == "dp" else "dp"
+    rows = (other, axis) if op == "gemm_reduce_scatter" else other
+    check(op, mesh_of((2, 4), ("dp", "tp")), axis, (P(other, axis), P(axis, None)), P(rows, None))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_sub_mesh_and_permuted_devices(op):
+    devices = [jax.devices()[i] for i in (6, 1, 4, 3)]
+    out = P("tp", None) if op == "gemm_reduce_scatter" else P()
+    check(op, mesh_of(devices=devices), "tp", (P(None, "tp"), P("tp", None)), out)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_explicit_axes_and_set_mesh(op):
+    mesh = mesh_of(axis_type=AxisType.Explicit)
+    x, w = operands()
+    x = jax.device_put(x, NamedSharding(mesh, P(None, "tp")))
+    w = jax.device_put(w, NamedSharding(mesh, P("tp", None)))
+    out = P("tp", None) if op == "gemm_reduce_scatter" else P(None, None)
+    with jax.set_mesh(mesh), jax_symm.Workspace(None, "tp", max_m=64, n=24, dtype="float32") as ws:
+        body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")  # noqa: E731
+        function = jax.jit(jax.shard_map(body, out_specs=out))
+        np.testing.assert_array_equal(function(x, w), np.asarray(x) @ np.asarray(w))
+        loss = lambda x, w: jnp.sum(jax.shard_map(body, out_specs=out)(x, w) ** 2)  # noqa: E731
+        gradient = jax.jit(jax.grad(loss))(x, w)
+        assert jax.typeof(gradient).sharding.spec == P(None, "tp")
+        truth = jax.grad(lambda x, w: jnp.sum((x @ w) ** 2))(*operands())
+        np.testing.assert_array_equal(gradient, truth)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nested_shard_map(op):
+    """The inner shard_map makes the axis manual, the outer one another axis."""
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    x, w = operands()
+    out = P("tp", None) if op == "gemm_reduce_scatter" else P(None, None)
+    with jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws:
+        body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")  # noqa: E731
+
+        def outer(x, w):
+            return jax.shard_map(
+                body, in_specs=(P(None, "tp"), P("tp", None)), out_specs=out, axis_names={"tp"}
+            )(x, w)
+
+        with jax.set_mesh(mesh):
+            function = jax.shard_map(
+                outer, mesh=mesh, in_specs=(P("dp"), P()), out_specs=P("dp"), axis_names={"dp"}
+            )
+            np.testing.assert_array_equal(jax.jit(function)(x, w), np.asarray(x) @ np.asarray(w))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_auto_axes_left_over(op):
+    """Right, and warned once with the axes' names: every device of the other axis repeats it."""
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    x, w = operands()
+    out = P("tp", None) if op == "gemm_reduce_scatter" else P()
+    with jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws:
+        body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")  # noqa: E731
+        specs = (P(None, "tp"), P("tp", None))
+        function = sharded(body, mesh, specs, out, axis_names={"tp"})
+        with pytest.warns(UserWarning, match="dp") as caught:
+            y = jax.jit(function)(x, w)
+            jax.jit(lambda x, w: 2 * function(x, w))(x, w)
+        assert len([c for c in caught if "dp" in str(c.message)]) == 1
+        np.testing.assert_array_equal(y, np.asarray(x) @ np.asarray(w))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_explicit_axes_left_over(op):
+    """An operand sharded over an Explicit axis outside axis_names is refused at trace."""
+    mesh = mesh_of((2, 4), ("dp", "tp"), AxisType.Explicit)
+    x = jax.device_put(operands()[0], NamedSharding(mesh, P("dp", "tp")))
+    w = jax.device_put(operands()[1], NamedSharding(mesh, P("tp", None)))
+    with jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws, jax.set_mesh(mesh):
+        body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")  # noqa: E731
+        out = P("tp", None) if op == "gemm_reduce_scatter" else P(None, None)
+        function = jax.shard_map(body, out_specs=out, axis_names={"tp"})
+        with pytest.raises(ValueError, match=r"dp.*axis_names"):
+            jax.jit(function)(x, w)
+
+
+def test_no_gather_around_the_call():
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    x, w = operands()
+    with jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws:
+        body = lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=ws, path="host")  # noqa: E731
+        specs = (P("dp", "tp"), P("tp", None))
+        text = compiled_text(sharded(body, mesh, specs, P(("dp", "tp"), None)), x, w)
+    assert hlo_counts(text) == {RS_TARGET: 1}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_odd_axis_arguments(op):
+    """Case C20: () is a group of one; an unknown or doubled axis is an error at trace."""
+    mesh = mesh_of()
+    x, w = operands()
+
+    def call(axis):
+        body = lambda x, w: OURS[op](x, w, axis)  # noqa: E731
+        specs = (P("tp", None), P(None, None))
+        return jax.jit(sharded(body, mesh, specs, P("tp", None)))(x, w)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(call(()), np.asarray(x) @ np.asarray(w))
+    with pytest.raises(NameError, match="nope"):
+        call("nope")
+    with pytest.raises(ValueError, match="tp"):
+        call(("tp", "tp"))
