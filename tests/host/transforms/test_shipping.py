@@ -31,6 +31,8 @@ def open_workspace(name="shipped"):
 def program(workspace):
     body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path="host")
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(None, "tp"), P("tp", None)), out_specs=P(None, None)))
+def host_calls(ws):
+    return sum(ws.calls().get("host", {}).values())
 def check(y):
     np.testing.assert_array_equal(np.asarray(y), x @ w)
 """
@@ -98,7 +100,7 @@ def test_export_round_trip_in_another_process(tmp_path):
             raise AssertionError("ran without its workspace")
         with open_workspace() as ws:
             check(compiled(*placed))
-            assert sum(ws.calls().values()) == 4, ws.calls()
+            assert host_calls(ws) == 4, ws.calls()
         """,
         artifact,
     )
@@ -121,7 +123,7 @@ def test_serialised_executable_in_another_process(tmp_path):
         compiled = serialize_executable.deserialize_and_load(*pickle.load(open(sys.argv[1], "rb")))
         with open_workspace() as ws:
             check(compiled(x, w))
-            assert sum(ws.calls().values()) == 4, ws.calls()
+            assert host_calls(ws) == 4, ws.calls()
         """,
         artifact,
     )
@@ -133,7 +135,7 @@ events = []
 monitoring.register_event_listener(lambda name, **_: events.append(name))
 with open_workspace() as ws:
     check(program(ws)(x, w))
-    print("calls", sum(ws.calls().values()))
+    print("calls", host_calls(ws))
 print("hits", events.count("/jax/compilation_cache/cache_hits"))
 """
 
