@@ -1,4 +1,4 @@
-"""A tensor-parallel MLP as Equinox modules; the workspace is a field of the row-parallel layer.
+"""A tensor-parallel MLP as Equinox modules; the workspace is a field of a layer.
 
 Trains a few steps and compares with the same model unsharded.
 
@@ -113,7 +113,9 @@ def main():
             )(model, x)
 
         placed = jax.tree.map(
-            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), model, specs
+            lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)),
+            model,
+            specs,
         )
         trained, losses = train(placed, x, target, tensor_parallel)
         reference, reference_losses = train(model, x, target, unsharded)

@@ -1,7 +1,7 @@
 """A row-parallel linear layer as a Flax NNX module.
 
-The module holds its shard's kernel and the workspace. Outside shard_map it initialises like any
-NNX module; the op takes the xla path where there is no workspace.
+The module holds its kernel and the workspace. It initialises outside shard_map like any
+NNX module; without a workspace the op takes the xla path.
 
     python examples/flax_nnx_layers.py
 """
@@ -107,7 +107,9 @@ def main():
             return nnx.silu(x @ up) @ down
 
         losses = train(params, x, target, tensor_parallel)
-        np.testing.assert_allclose(losses, train(params, x, target, unsharded), rtol=1e-4)
+        np.testing.assert_allclose(
+            losses, train(params, x, target, unsharded), rtol=1e-4
+        )
         calls = sum(workspace.calls()["host"].values())
     print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {STEPS} steps, as unsharded")
     print(f"calls on the host path over all ranks: {calls}")

@@ -3,11 +3,12 @@
 Activations enter and leave sharded along the sequence. Gate and up are column-parallel
 behind an all-gather, down is row-parallel: its GEMM and reduce-scatter are one call.
 
-    python examples/tensor_parallel_mlp.py                  one process, 8 CPU devices
-    python examples/tensor_parallel_mlp.py --processes 2    two processes, 4 devices each
+    python examples/tensor_parallel_mlp.py                one process, 8 CPU devices
+    python examples/tensor_parallel_mlp.py --processes 2  two processes, 4 each
 """
 
 import argparse
+import functools
 import os
 import socket
 import subprocess
@@ -73,7 +74,9 @@ def random_inputs(mesh):
         values[name] = value.astype(jnp.bfloat16)
         sharding = NamedSharding(mesh, SPECS[name])
         inputs.append(
-            jax.make_array_from_callback(shape, sharding, lambda i, v=values[name]: v[i])
+            jax.make_array_from_callback(
+                shape, sharding, lambda i, v=values[name]: v[i]
+            )
         )
     return inputs, values
 
@@ -123,45 +126,48 @@ def table(rows):
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)))
 
 
+def down_plan(workspace):
+    """Which path the down projection takes, asked with per-rank shapes."""
+    hidden = jax.ShapeDtypeStruct((BATCH, SEQ, D_FF // WORLD_SIZE), jnp.bfloat16)
+    weight = jax.ShapeDtypeStruct((D_FF // WORLD_SIZE, D_MODEL), jnp.bfloat16)
+    return jax_symm.plan(
+        "reduce_scatter", hidden, weight, "tp", workspace=workspace, scatter_dimension=1
+    )
+
+
+def report(plan, errors, times):
+    k = D_FF // WORLD_SIZE
+    shapes = f"[{BATCH}, {SEQ}, {k}] x [{k}, {D_MODEL}]"
+    rows = [("down projection", "per-rank shapes", "path", "max error", "block ms")]
+    for name, path, error, ms in zip(
+        ("gemm_reduce_scatter", "dot + psum_scatter"),
+        (plan.path, "xla"),
+        errors,
+        times,
+        strict=True,
+    ):
+        rows.append((name, shapes, path, f"{error:.4f}", f"{ms:.0f}"))
+    table(rows)
+    print(f"path {plan.path}: {plan.reason}")
+    print(f"max error: against float64, this process's part of {SAMPLED_ROWS} rows")
+
+
 def run():
     mesh = jax.make_mesh((WORLD_SIZE,), ("tp",), axis_types=(AxisType.Auto,))
     inputs, values = random_inputs(mesh)
+
+    def sharded(block):
+        specs = tuple(SPECS.values())
+        out = P(None, "tp", None)
+        return jax.jit(jax.shard_map(block, mesh=mesh, in_specs=specs, out_specs=out))
+
     with jax_symm.Workspace(mesh, "tp", max_m=BATCH * SEQ, n=D_MODEL) as workspace:
-
-        def sharded(block):
-            return jax.jit(
-                jax.shard_map(
-                    block,
-                    mesh=mesh,
-                    in_specs=tuple(SPECS.values()),
-                    out_specs=P(None, "tp", None),
-                )
-            )
-
-        fused = sharded(lambda *args: fused_block(*args, workspace=workspace))
+        fused = sharded(functools.partial(fused_block, workspace=workspace))
         xla = sharded(xla_block)
         errors = [max_error(f(*inputs), values) for f in (fused, xla)]
         times = milliseconds([fused, xla], inputs)
-        plan = jax_symm.plan(
-            "gemm_reduce_scatter",
-            jax.ShapeDtypeStruct((BATCH, SEQ, D_FF // WORLD_SIZE), jnp.bfloat16),
-            jax.ShapeDtypeStruct((D_FF // WORLD_SIZE, D_MODEL), jnp.bfloat16),
-            "tp",
-            workspace=workspace,
-            scatter_dimension=1,
-        )
         if jax.process_index() == 0:
-            k = D_FF // WORLD_SIZE
-            shapes = f"[{BATCH}, {SEQ}, {k}] x [{k}, {D_MODEL}]"
-            table(
-                [
-                    ("down projection", "per-rank shapes", "path", "max error", "block ms"),
-                    ("gemm_reduce_scatter", shapes, plan.path, f"{errors[0]:.4f}", f"{times[0]:.0f}"),
-                    ("dot + psum_scatter", shapes, "xla", f"{errors[1]:.4f}", f"{times[1]:.0f}"),
-                ]
-            )
-            print(f"path {plan.path}: {plan.reason}")
-            print(f"max error: against float64, {SAMPLED_ROWS} sampled rows, this process's shards")
+            report(down_plan(workspace), errors, times)
 
 
 def launch(processes):
@@ -171,8 +177,13 @@ def launch(processes):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     children = [
         subprocess.Popen(
-            [sys.executable, __file__, "--processes", str(processes)]
-            + ["--process-id", str(i), "--coordinator", address]
+            [
+                sys.executable,
+                __file__,
+                f"--processes={processes}",
+                f"--process-id={i}",
+                f"--coordinator={address}",
+            ]
         )
         for i in range(processes)
     ]

@@ -1,8 +1,9 @@
-"""Data- and tensor-parallel training of a residual SwiGLU stack with plain JAX and optax.
+"""Data- and tensor-parallel training of a residual SwiGLU stack, with optax.
 
-A mesh ("dp", "tp"); activations are sharded over the batch and along the sequence. Forward and
-backward each reduce-scatter through jax_symm: the down projection by gemm_reduce_scatter, the
-input gradients of gate and up by the transpose of all_gather_gemm.
+A mesh ("dp", "tp"); activations are sharded over the batch and along the sequence.
+Forward and backward reduce-scatter through jax_symm: the down projection by
+gemm_reduce_scatter, the input gradients of gate and up by the transpose of
+all_gather_gemm.
 
     python examples/train_mlp.py
 """
@@ -46,7 +47,7 @@ def init(key):
 
 
 def block(x, w):
-    """x [b, s/R, d] plus its SwiGLU."""
+    """X [b, s/R, d] plus its SwiGLU."""
     gate = jax_symm.all_gather_gemm(x, w["gate"], "tp")
     up = jax_symm.all_gather_gemm(x, w["up"], "tp")
     return x + jax_symm.gemm_reduce_scatter(jax.nn.silu(gate) * up, w["down"], "tp")
@@ -96,7 +97,10 @@ def main():
         jax_symm.use_workspace(workspace),
     ):
         sharded = jax.shard_map(
-            stack(block), mesh=mesh, in_specs=(SPECS, ACTIVATIONS), out_specs=ACTIVATIONS
+            stack(block),
+            mesh=mesh,
+            in_specs=(SPECS, ACTIVATIONS),
+            out_specs=ACTIVATIONS,
         )
         losses = train(
             {name: place(w, SPECS[name]) for name, w in weights.items()},

@@ -5,6 +5,7 @@ Importing this package starts no backend and touches no driver.
 
 from jax_symm import errors as errors
 from jax_symm._backends import multicast_objects_in_use as multicast_objects_in_use
+from jax_symm._native import register_ffi_targets as register_ffi_targets
 from jax_symm.agreement import agree as agree
 from jax_symm.memory import empty as empty
 from jax_symm.memory import multicast_rendezvous as multicast_rendezvous

@@ -37,12 +37,17 @@ def module() -> Any:
 
 
 @functools.cache
-def register() -> None:
-    """Registers the FFI types and targets, once a process.
+def register_ffi_targets() -> None:
+    """Registers the FFI types and targets with XLA, once a process; starts the backend.
 
-    The backend must exist first: on CPU a stateful target that is queued before the
-    client is made breaks the making of the client.
+    Opening a workspace and lowering an operation do this by themselves. Call it before
+    loading a program that was compiled or exported elsewhere: XLA looks the targets up
+    while it loads.
+
+    Collective: no.
     """
+    # Never at import: on CPU a stateful target that is queued before the client is made
+    # breaks the making of the client.
     jax.local_devices()
     _jax_compat.warn_if_untested()
     native = module()

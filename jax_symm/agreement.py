@@ -9,7 +9,6 @@ first, so that nobody enters the collective before all are there.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_symm import _jax_compat, config
+from jax_symm._helper_thread import HelperThread
 from jax_symm._links import Deadline, wait_or_lost
 from jax_symm._rounds import OK
 from jax_symm.errors import SymmStateError, SymmValueError, from_name
@@ -67,29 +67,23 @@ class Ballot:
 
     def _pmin(self, round_name: str, codes: np.ndarray) -> np.ndarray:
         """Runs the collective on a helper thread, so that it cannot hold this one."""
-        done = threading.Event()
-        result: list[np.ndarray[Any, Any] | Exception] = []
-
-        def run() -> None:
-            try:
-                result.append(_pmin_over_processes(self._groups, codes))
-            except Exception as error:
-                result.append(error)
-            done.set()
-
-        threading.Thread(target=run, name="jax_symm-vote", daemon=True).start()
+        vote = HelperThread(
+            "jax_symm-vote", lambda: _pmin_over_processes(self._groups, codes)
+        )
         exchange = self._exchange
         where = f"{exchange.purpose}: vote {round_name!r}"
-        lost = wait_or_lost(done, exchange.links, exchange.processes, exchange.deadline)
-        if not done.is_set():
+        lost = wait_or_lost(
+            vote.done, exchange.links, exchange.processes, exchange.deadline
+        )
+        if not vote.done.is_set():
             names = "; ".join(f"process {p}: {how}" for p, how in lost.items())
             exchange.expire(
                 f"{where} did not end within {exchange.deadline.seconds:g} s"
                 + (f", lost {names}" if lost else "")
             )
-        if isinstance(result[0], Exception):
-            exchange.expire(f"{where} failed: {result[0]}")
-        return np.asarray(result[0])
+        if error := vote.failure():
+            exchange.expire(f"{where} failed: {error}")
+        return vote.result()
 
 
 def open_conversation(

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import jax
 
 from jax_symm import _jax_compat
+from jax_symm._helper_thread import HelperThread
 from jax_symm._links import Deadline, Links, host_id, wait_or_lost
 from jax_symm.errors import (
     SymmError,
@@ -286,27 +287,24 @@ class Exchange:
     def _barrier(self, tag: str, place: str) -> None:
         """All processes pass, or all raise."""
         assert self._job is not None
-        client, done, failed = self._job.client, threading.Event(), []
-
-        def wait() -> None:
-            try:
-                client.wait_at_barrier(
-                    place,
-                    max(1, int(self.deadline.left_s() * 1000)),
-                    process_ids=list(self.processes),
-                )
-            except Exception as error:
-                failed.append(error)
-            done.set()
-
-        threading.Thread(target=wait, name="jax_symm-barrier", daemon=True).start()
+        client = self._job.client
+        barrier = HelperThread(
+            "jax_symm-barrier",
+            lambda: client.wait_at_barrier(
+                place,
+                max(1, int(self.deadline.left_s() * 1000)),
+                process_ids=list(self.processes),
+            ),
+        )
         # The service answers within a second or two of the deadline it was given.
         patience = Deadline(self.deadline.left_s() + 5.0)
-        lost = wait_or_lost(done, self._job.links, self.processes, patience)
+        lost = wait_or_lost(barrier.done, self._job.links, self.processes, patience)
         if lost:
             self.raise_lost(lost, f"round {tag!r}")
-        if failed or not done.is_set():
-            self._raise_missing(tag, place, failed[0] if failed else None)
+        if not barrier.done.is_set():
+            self._raise_missing(tag, place, None)
+        if error := barrier.failure():
+            self._raise_missing(tag, place, error)
         self._forget_older()
 
     def _raise_missing(self, tag: str, place: str, cause: Exception | None) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
 from jax_symm._contract import Agreed
+from jax_symm._helper_thread import HelperThread
 from jax_symm.agreement import concrete_mesh, settle
 from jax_symm.errors import (
     SymmError,
@@ -150,7 +150,7 @@ class Workspace:
         opened: Any = None
         failure: Exception | None = None
         try:
-            _native.register()
+            _native.register_ffi_targets()
             opened = _open_native(self.spec, self._timeout_s, talk, memory)
         # The others must hear of it, so it goes through the vote.
         except Exception as error:
@@ -446,22 +446,17 @@ def _abandon(
 
 def _drain(devices: Sequence[Any], timeout_s: float) -> None:
     """Waits until the programs already launched on these devices have ended."""
-    done = threading.Event()
 
     def run() -> None:
         sharding = NamedSharding(
             Mesh(np.asarray(devices, dtype=object), ("local",)), P("local")
         )
-        try:
-            zeros = jax.device_put(np.zeros(len(devices), np.int32), sharding)
-            jax.block_until_ready(_increment(zeros))
-        # A program that failed is reported to its own reader.
-        except Exception:
-            pass
-        done.set()
+        zeros = jax.device_put(np.zeros(len(devices), np.int32), sharding)
+        jax.block_until_ready(_increment(zeros))
 
-    threading.Thread(target=run, name="jax_symm-drain", daemon=True).start()
-    done.wait(timeout_s)
+    drain = HelperThread("jax_symm-drain", run)
+    if drain.done.wait(timeout_s):
+        drain.failure()  # a program that failed is reported to its own reader
 
 
 @jax.jit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ _FLIPPED: dict[_rules.WeightLayout, _rules.WeightLayout] = {"kn": "nk", "nk": "k
 #   size                 all_gather_gemm: entries of `dimension` kept after the gather
 #   w_layout, out_dtype  as in the public operations
 #   path, spec           what was asked for, and the workspace's facts or None
+#   platform             of the branch of a multi-platform export; else None
 
 
 def _problem(op: _rules.Op, x: Any, w: Any, params: dict[str, Any]) -> _rules.Problem:
@@ -207,7 +208,7 @@ def _log_fallback(op: _rules.Op, reason: str) -> None:
 
 
 def _lower(
-    platform: str,
+    primitive: Primitive,
     op: _rules.Op,
     ctx: Any,
     x: Any,
@@ -215,6 +216,10 @@ def _lower(
     axis_index: Any,
     **params: Any,
 ) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    if len(platforms) > 1 and params["platform"] is None:
+        return _lower_each(primitive, platforms, ctx, x, w, axis_index, **params)
+    platform = params["platform"] or platforms[0]
     x_aval, w_aval, _ = ctx.avals_in
     problem = _problem(op, x_aval, w_aval, params)
     spec = params["spec"]
@@ -225,6 +230,26 @@ def _lower(
     if params["path"] == "auto":
         _log_fallback(op, plan.reason)
     return _lower_reference(op, ctx, x, w, **params)
+
+
+def _lower_each(
+    primitive: Primitive,
+    platforms: Sequence[str],
+    ctx: Any,
+    *operands: Any,
+    **params: Any,
+) -> Any:
+    """One branch for each platform of an export; this rule then lowers each of them."""
+
+    def branch(platform: str) -> Callable[..., Any]:
+        return lambda *operands: primitive.bind(
+            *operands, **{**params, "platform": platform}
+        )
+
+    def branches(*operands: jax.Array) -> Any:
+        return lax.platform_dependent(*operands, **{p: branch(p) for p in platforms})
+
+    return mlir.lower_fun(branches, multiple_results=False)(ctx, *operands)
 
 
 def _lower_reference(op: _rules.Op, ctx: Any, x: Any, w: Any, **params: Any) -> Any:
@@ -263,7 +288,7 @@ def _lower_host(
     )
     inner = ctx.replace(avals_in=[x_aval, w_aval], avals_out=[partial_aval])
     (partial,) = mlir.lower_fun(product, multiple_results=False)(inner, x, w)
-    _native.register()
+    _native.register_ffi_targets()
     call = jax.ffi.ffi_lowering(_native.target_name(problem.op))
     return call(
         ctx.replace(avals_in=[partial_aval, index_aval]),
@@ -306,9 +331,8 @@ def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -
     )
     ad.primitive_transposes[primitive] = transpose
     # Not cacheable: a cached lowering would give two calls one name stack.
-    for platform in ("cpu", "cuda", None):
-        rule = functools.partial(_lower, platform or "other", op)
-        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+    rule = functools.partial(_lower, primitive, op)
+    mlir.register_lowering(primitive, rule, cacheable=False)
 
 
 def _all_gather_gemm_reference(x: jax.Array, w: jax.Array, **params: Any) -> jax.Array:

@@ -193,6 +193,7 @@ def all_gather_gemm(
             out_dtype=forward.out_dtype,
             path=path,
             spec=spec,
+            platform=None,
         )
     return out
 
@@ -300,6 +301,7 @@ def _communicate(
             out_dtype=problem.out_dtype,
             path=path,
             spec=spec,
+            platform=None,
         )
     return out
 

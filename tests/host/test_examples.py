@@ -23,7 +23,9 @@ def run(name, *args):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["equinox_layers.py", "flax_nnx_layers.py", "train_mlp.py"])
+@pytest.mark.parametrize(
+    "name", ["equinox_layers.py", "flax_nnx_layers.py", "train_mlp.py"]
+)
 def test_training_matches_the_unsharded_model(name):
     output = run(name)
     assert "as unsharded" in output

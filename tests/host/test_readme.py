@@ -13,14 +13,18 @@ README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
 def example():
-    code = re.search(r"<!-- example -->\n```python\n(.*?)```", README.read_text(), re.S)[1]
+    code = re.search(
+        r"<!-- example -->\n```python\n(.*?)```", README.read_text(), re.S
+    )[1]
     assert len(code.splitlines()) <= 15
     return code
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Explicit, AxisType.Auto])
 def test_example(axis_type):
-    code = example().replace('("tp",))', f'("tp",), axis_types=(AxisType.{axis_type.name},))', 1)
+    code = example().replace(
+        '("tp",))', f'("tp",), axis_types=(AxisType.{axis_type.name},))', 1
+    )
     code = code.replace("max_m=8192, n=7168", "max_m=64, n=24")
     rng = np.random.default_rng(0)
     x, w = rng.integers(-2, 3, (2, 16, 32)), rng.integers(-2, 3, (32, 24))

@@ -6,7 +6,8 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
 
 import jax_symm
 from jax_symm.ops import reference

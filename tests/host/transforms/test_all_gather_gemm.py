@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 from _programs import (
     RS_TARGET,
     compiled_text,
@@ -13,6 +12,7 @@ from _programs import (
     integers,
     sharded,
 )
+from jax.sharding import PartitionSpec as P
 
 import jax_symm
 from jax_symm.ops import reference
@@ -62,10 +62,8 @@ def test_values_and_gradients(check_vma, mesh, workspace):
     x, w = integers(0, (16, 8)), integers(1, (8, 16))
 
     def run(body):
-        function = sharded(
-            body, mesh, (ROWS, COLUMNS), COLUMNS, check_vma=check_vma
-        )
-        loss = lambda x, w: jnp.sum(function(x, w) ** 2)  # noqa: E731
+        function = sharded(body, mesh, (ROWS, COLUMNS), COLUMNS, check_vma=check_vma)
+        loss = lambda x, w: jnp.sum(function(x, w) ** 2)
         return jax.jit(function)(x, w), jax.jit(jax.grad(loss, (0, 1)))(x, w)
 
     before = host_calls(workspace)
@@ -78,11 +76,13 @@ def test_second_derivatives(mesh, workspace):
 
     def curvature(body):
         function = sharded(body, mesh, (ROWS, COLUMNS), COLUMNS)
-        loss = lambda x, w: jnp.sum(function(x, w) ** 3)  # noqa: E731
+        loss = lambda x, w: jnp.sum(function(x, w) ** 3)
         return jax.jit(jax.hessian(loss, (0, 1)))(x, w)
 
     jax.tree.map(
-        np.testing.assert_array_equal, curvature(gather(workspace)), curvature(lax_gather)
+        np.testing.assert_array_equal,
+        curvature(gather(workspace)),
+        curvature(lax_gather),
     )
 
 
@@ -90,7 +90,7 @@ def test_second_derivatives(mesh, workspace):
 def test_mlp_values_and_gradients(check_vma, mesh, workspace):
     def run(body):
         function = sharded(body, mesh, MLP_SPECS, ROWS, check_vma=check_vma)
-        loss = lambda *args: jnp.sum(function(*args))  # noqa: E731
+        loss = lambda *args: jnp.sum(function(*args))
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))(*mlp_operands())
 
     ours = run(mlp(gather(workspace), scatter(workspace)))

@@ -4,14 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
-from jax.test_util import check_grads
 from _programs import (
     AR_TARGET,
     DEFINITION,
     OPS,
-    OUT_SPEC,
     OURS,
+    OUT_SPEC,
     RS_TARGET,
     W_SPEC,
     X_SPEC,
@@ -21,12 +19,16 @@ from _programs import (
     integers,
     sharded,
 )
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 
 
 def pair(op, mesh, workspace, **options):
     options = {"out_specs": OUT_SPEC[op], **options}
     ours = sharded(
-        lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host"), mesh, **options
+        lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host"),
+        mesh,
+        **options,
     )
     return ours, sharded(lambda x, w: DEFINITION[op](x, w, "tp"), mesh, **options)
 
@@ -44,7 +46,9 @@ def assert_trees_equal(a, b):
 @pytest.mark.parametrize("op", OPS)
 def test_grad_outside_shard_map(op, m, check_vma, mesh, workspace):
     ours, expected = pair(op, mesh, workspace, check_vma=check_vma)
-    loss = lambda f: jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)))  # noqa: E731
+    loss = lambda f: jax.jit(
+        jax.value_and_grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))
+    )
     before = host_calls(workspace)
     assert_trees_equal(loss(ours)(*operands(m)), loss(expected)(*operands(m)))
     assert host_calls(workspace) > before
@@ -60,7 +64,9 @@ def test_grad_inside_shard_map(op, check_vma, mesh, workspace):
         def body(x, w):
             return jax.grad(lambda x, w: jnp.sum(function(x, w) ** 2), (0, 1))(x, w)
 
-        return jax.jit(sharded(body, mesh, out_specs=(X_SPEC, W_SPEC), check_vma=check_vma))
+        return jax.jit(
+            sharded(body, mesh, out_specs=(X_SPEC, W_SPEC), check_vma=check_vma)
+        )
 
     ours = gradient(lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host"))
     expected = gradient(lambda x, w: DEFINITION[op](x, w, "tp"))
@@ -76,7 +82,7 @@ def test_grad_of_a_replicated_operand(op, replicated, mesh, workspace):
     x = x if replicated == "x" else integers(0, (12, 8))
     w = w if replicated == "w" else integers(1, (8, 8))
     ours, expected = pair(op, mesh, workspace, in_specs=specs)
-    gradient = lambda f: jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)))  # noqa: E731
+    gradient = lambda f: jax.jit(jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)))
     assert_trees_equal(gradient(ours)(x, w), gradient(expected)(x, w))
 
 
@@ -84,7 +90,9 @@ def test_grad_of_a_replicated_operand(op, replicated, mesh, workspace):
 @pytest.mark.parametrize("op", OPS)
 def test_check_grads(op, check_vma, mesh, workspace):
     ours, _ = pair(op, mesh, workspace, check_vma=check_vma)
-    check_grads(jax.jit(ours), operands(), order=2, modes=("fwd", "rev"), rtol=1e-2, atol=1e-2)
+    check_grads(
+        jax.jit(ours), operands(), order=2, modes=("fwd", "rev"), rtol=1e-2, atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -92,11 +100,13 @@ def test_jvp_linearize_jacrev_and_second_derivatives(op, mesh, workspace):
     ours, expected = pair(op, mesh, workspace)
     x, w = operands(4)
     tangents = integers(2, x.shape), integers(3, w.shape)
-    assert_trees_equal(jax.jvp(ours, (x, w), tangents), jax.jvp(expected, (x, w), tangents))
+    assert_trees_equal(
+        jax.jvp(ours, (x, w), tangents), jax.jvp(expected, (x, w), tangents)
+    )
     y, linear = jax.linearize(ours, x, w)
     assert_trees_equal((y, linear(*tangents)), jax.jvp(expected, (x, w), tangents))
     assert_trees_equal(jax.jacrev(ours)(x, w), jax.jacrev(expected)(x, w))
-    curvature = lambda f: jax.jvp(  # noqa: E731
+    curvature = lambda f: jax.jvp(
         jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1)), (x, w), tangents
     )
     assert_trees_equal(curvature(ours), curvature(expected))
@@ -107,7 +117,7 @@ def test_integer_and_zero_tangents(mesh, workspace):
     ours, expected = pair("gemm_all_reduce", mesh, workspace)
     x, w = operands()
     for argument in (0, 1):
-        gradient = lambda f, a=argument: jax.grad(lambda *p: jnp.sum(f(*p) ** 2), a)  # noqa: E731
+        gradient = lambda f, a=argument: jax.grad(lambda *p: jnp.sum(f(*p) ** 2), a)
         assert_trees_equal(gradient(ours)(x, w), gradient(expected)(x, w))
 
 

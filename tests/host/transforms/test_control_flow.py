@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _programs import AR_SPEC, W_SPEC, X_SPEC, DEFINITION, OURS, host_calls, integers, sharded
+from _programs import (
+    DEFINITION,
+    OURS,
+    X_SPEC,
+    host_calls,
+    integers,
+    sharded,
+)
 
 import jax_symm
 
@@ -16,7 +23,9 @@ SQUARE = (integers(0, (8, 16)), integers(1, (16, 16)))
 def all_reduce(workspace):
     if workspace is None:
         return lambda x, w: DEFINITION["gemm_all_reduce"](x, w, "tp")
-    return lambda x, w: OURS["gemm_all_reduce"](x, w, "tp", workspace=workspace, path="host")
+    return lambda x, w: OURS["gemm_all_reduce"](
+        x, w, "tp", workspace=workspace, path="host"
+    )
 
 
 def my_columns(y):
@@ -31,7 +40,9 @@ def step(call, x, w):
 
 
 def scan(call, x, w, unroll=1):
-    return jax.lax.scan(lambda c, _: (step(call, c, w), c.sum()), x, None, 4, unroll=unroll)[0]
+    return jax.lax.scan(
+        lambda c, _: (step(call, c, w), c.sum()), x, None, 4, unroll=unroll
+    )[0]
 
 
 def while_loop(call, x, w):
@@ -86,7 +97,9 @@ PROGRAMS = {
     "switch": switch,
     "lax.map": mapped,
     "checkpoint": checkpoint,
-    "checkpoint dots_saveable": functools.partial(checkpoint, policy=policies.dots_saveable),
+    "checkpoint dots_saveable": functools.partial(
+        checkpoint, policy=policies.dots_saveable
+    ),
     "checkpoint nothing_saveable": functools.partial(
         checkpoint, policy=policies.nothing_saveable
     ),
@@ -103,13 +116,15 @@ def test_equals_the_definition(name, check_vma, mesh, workspace):
         function = sharded(body, mesh, out_specs=X_SPEC, check_vma=check_vma)
         if name in NOT_REVERSIBLE:
             return jax.jit(function)(*SQUARE)
-        loss = lambda x, w: (jnp.sum(function(x, w) ** 2), function(x, w))  # noqa: E731
+        loss = lambda x, w: (jnp.sum(function(x, w) ** 2), function(x, w))
         return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*SQUARE)
 
     before = host_calls(workspace)
     ours, expected = outputs(workspace), outputs(None)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), ours, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        ours,
+        expected,
     )
     assert host_calls(workspace) > before
 
@@ -129,7 +144,9 @@ def test_captured_constant_in_a_scan(mesh, workspace):
         return carry, seen
 
     _, seen = jax.jit(
-        sharded(body, mesh, out_specs=(X_SPEC, jax.P(None, None, "tp")), check_vma=False)
+        sharded(
+            body, mesh, out_specs=(X_SPEC, jax.P(None, None, "tp")), check_vma=False
+        )
     )(*SQUARE)
     assert (np.asarray(seen) == 1).all()
 
@@ -144,11 +161,15 @@ def test_reduce_scatter_in_a_scan_over_layers(mesh, workspace):
         return jnp.clip(y, -2, 2), None
 
     def run(call):
-        body = lambda x, ws: jax.lax.scan(functools.partial(layer, call), x, ws)[0]  # noqa: E731
+        body = lambda x, ws: jax.lax.scan(functools.partial(layer, call), x, ws)[0]
         specs = (jax.P("tp", None), jax.P(None, "tp", None))
         function = sharded(body, mesh, in_specs=specs, out_specs=jax.P("tp", None))
-        return jax.jit(jax.value_and_grad(lambda *a: jnp.sum(function(*a) ** 2), (0, 1)))(x, ws)
+        return jax.jit(
+            jax.value_and_grad(lambda *a: jnp.sum(function(*a) ** 2), (0, 1))
+        )(x, ws)
 
-    ours = lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace, path="host")  # noqa: E731
-    expected = lambda x, w: DEFINITION["gemm_reduce_scatter"](x, w, "tp")  # noqa: E731
+    ours = lambda x, w: jax_symm.gemm_reduce_scatter(
+        x, w, "tp", workspace=workspace, path="host"
+    )
+    expected = lambda x, w: DEFINITION["gemm_reduce_scatter"](x, w, "tp")
     jax.tree.map(np.testing.assert_array_equal, run(ours), run(expected))

@@ -13,15 +13,21 @@ import jax_symm
 def body_with_scope(workspace):
     def body(x, w):
         with jax.named_scope("attn_out"):
-            return jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path="host")
+            return jax_symm.gemm_all_reduce(
+                x, w, "tp", workspace=workspace, path="host"
+            )
 
     return body
 
 
 def test_scope_and_target_in_the_hlo(mesh, workspace):
     x, w = integers(0, (16, 32)), integers(1, (32, 24))
-    text = compiled_text(sharded(body_with_scope(workspace), mesh, out_specs=AR_SPEC), x, w)
-    assert re.search(r'custom_call_target="jax_symm\.gemm_all_reduce\.v1".*attn_out', text)
+    text = compiled_text(
+        sharded(body_with_scope(workspace), mesh, out_specs=AR_SPEC), x, w
+    )
+    assert re.search(
+        r'custom_call_target="jax_symm\.gemm_all_reduce\.v1".*attn_out', text
+    )
     assert re.search(r'op_name="[^"]*attn_out[^"]*gemm_all_reduce', text)
 
 

@@ -11,9 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from _programs import (
+    DEFINITION,
+    OURS,
+    WORLD_SIZE,
+    host_calls,
+    integers,
+    mesh_of,
+    sharded,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from _programs import DEFINITION, OURS, WORLD_SIZE, host_calls, integers, mesh_of, sharded
 
 import jax_symm
 
@@ -82,7 +91,9 @@ def psum_scatter(ops, x, w):
 
 
 def permute(ops, x, w):
-    return jax.lax.ppermute(x, "tp", [(i, (i + 1) % WORLD_SIZE) for i in range(WORLD_SIZE)])
+    return jax.lax.ppermute(
+        x, "tp", [(i, (i + 1) % WORLD_SIZE) for i in range(WORLD_SIZE)]
+    )
 
 
 def by_rank(ops, x, w):
@@ -116,7 +127,10 @@ def runner(mesh, names, ours, check_vma):
     if ours is None:
         ops = DEFINITION
     else:
-        ops = {k: functools.partial(f, workspace=ours, path="host") for k, f in OURS.items()}
+        ops = {
+            k: functools.partial(f, workspace=ours, path="host")
+            for k, f in OURS.items()
+        }
 
     def body(x, ws):
         for name, w in zip(names, ws, strict=False):

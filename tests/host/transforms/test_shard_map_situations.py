@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 from _programs import AR_SPEC, DEFINITION, OURS, RS_SPEC, X_SPEC, integers, sharded
+from jax.sharding import PartitionSpec as P
 
 import jax_symm
 
@@ -19,7 +19,9 @@ def square():
 
 
 def ar(workspace):
-    return lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path="host")
+    return lambda x, w: jax_symm.gemm_all_reduce(
+        x, w, "tp", workspace=workspace, path="host"
+    )
 
 
 def rs(workspace):
@@ -40,12 +42,14 @@ def test_invariant_carry_stays_invariant(loop, mesh, workspace):
 
     def body(x, w):
         start = jnp.zeros((8, 16), x.dtype)
-        step = lambda c: jnp.sign(c + ar(workspace)(x, w))  # noqa: E731
+        step = lambda c: jnp.sign(c + ar(workspace)(x, w))
         if loop == "scan":
             return jax.lax.scan(lambda c, _: (step(c), None), start, None, 3)[0]
         if loop == "fori":
             return jax.lax.fori_loop(0, 3, lambda _, c: step(c), start)
-        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, start))[1]
+        return jax.lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, step(c[1])), (0, start)
+        )[1]
 
     x, w = square()
     y = jax.jit(sharded(body, mesh, out_specs=AR_SPEC))(x, w)
@@ -64,7 +68,9 @@ def test_varying_result_in_an_invariant_carry_is_refused(mesh, workspace):
 def test_cond_branches_of_one_type(mesh, workspace):
     def body(x, w):
         return jax.lax.cond(
-            jax.lax.psum(1, "tp") > 2, lambda: ar(workspace)(x, w), lambda: jnp.zeros((8, 16))
+            jax.lax.psum(1, "tp") > 2,
+            lambda: ar(workspace)(x, w),
+            lambda: jnp.zeros((8, 16)),
         )
 
     x, w = square()
@@ -95,7 +101,7 @@ def test_fan_out_of_a_closed_over_weight(mesh, workspace):
     x, w = square()
 
     def loss(scale, call):
-        body = lambda x, w: call(scale * x, w) + call(x, scale * w)  # noqa: E731
+        body = lambda x, w: call(scale * x, w) + call(x, scale * w)
         return jnp.sum(sharded(body, mesh, out_specs=AR_SPEC)(x, w))
 
     ours = jax.grad(loss)(2.0, ar(workspace))
@@ -109,13 +115,15 @@ def test_remat_recomputes_the_collective(op, mesh, workspace):
             return jnp.sin(jax.checkpoint(lambda x: jnp.cos(function(x, w)))(x))
 
         out = RS_SPEC if op == "gemm_reduce_scatter" else AR_SPEC
-        total = lambda x, w: jnp.sum(sharded(body, mesh, out_specs=out)(x, w))  # noqa: E731
+        total = lambda x, w: jnp.sum(sharded(body, mesh, out_specs=out)(x, w))
         return jax.jit(jax.grad(total, (0, 1)))(*square())
 
     ours = gradient(lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host"))
     expected = gradient(lambda x, w: DEFINITION[op](x, w, "tp"))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        ours,
+        expected,
     )
 
 
@@ -123,5 +131,9 @@ def test_unused_result_is_dropped_and_equal_calls_are_merged(mesh, workspace):
     x, w = square()
     unused = sharded(lambda x, w: (ar(workspace)(x, w), x)[1], mesh, out_specs=X_SPEC)
     assert "jax_symm." not in jax.jit(unused).lower(x, w).compile().as_text()
-    twice = sharded(lambda x, w: ar(workspace)(x, w) + ar(workspace)(x, w), mesh, out_specs=AR_SPEC)
-    np.testing.assert_array_equal(jax.jit(twice)(x, w), 2 * np.asarray(x) @ np.asarray(w))
+    twice = sharded(
+        lambda x, w: ar(workspace)(x, w) + ar(workspace)(x, w), mesh, out_specs=AR_SPEC
+    )
+    np.testing.assert_array_equal(
+        jax.jit(twice)(x, w), 2 * np.asarray(x) @ np.asarray(w)
+    )

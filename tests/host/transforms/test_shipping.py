@@ -10,8 +10,8 @@ import textwrap
 import jax
 import numpy as np
 import pytest
-from jax import export
 from _programs import AR_SPEC, host_calls, integers, sharded
+from jax import export
 
 import jax_symm
 
@@ -57,7 +57,9 @@ def operands():
 
 
 def program(mesh, workspace):
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path="host")  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_all_reduce(
+        x, w, "tp", workspace=workspace, path="host"
+    )
     return jax.jit(sharded(body, mesh, out_specs=AR_SPEC))
 
 
@@ -89,6 +91,7 @@ def test_export_round_trip_in_another_process(tmp_path):
     run_fresh(
         """
         from jax import export
+        jax_symm.register_ffi_targets()
         program = jax.jit(export.deserialize(open(sys.argv[1], "rb").read()).call)
         placed = [jax.device_put(a, jax.NamedSharding(mesh, s)) for a, s in ((x, P(None, "tp")), (w, P("tp", None)))]
         compiled = program.lower(*placed).compile()  # before the workspace exists
@@ -119,8 +122,10 @@ def test_serialised_executable_in_another_process(tmp_path):
     run_fresh(
         """
         from jax.experimental import serialize_executable
-        jax_symm.export_safety_checks()  # importing and registering is all that loading needs
-        compiled = serialize_executable.deserialize_and_load(*pickle.load(open(sys.argv[1], "rb")))
+        jax_symm.register_ffi_targets()  # all that loading needs
+        compiled = serialize_executable.deserialize_and_load(
+            *pickle.load(open(sys.argv[1], "rb")), execution_devices=list(mesh.devices.flat)
+        )
         with open_workspace() as ws:
             check(compiled(x, w))
             assert host_calls(ws) == 4, ws.calls()
@@ -148,11 +153,15 @@ def test_persistent_cache_hit_in_a_fresh_process(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     assert "calls 4" in run_fresh(CACHED, **env)
-    entries = sorted(p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name)
+    entries = sorted(
+        p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name
+    )
     output = run_fresh(CACHED, **env)
     assert "calls 4" in output
     assert "hits 0" not in output
-    assert entries == sorted(p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name)
+    assert entries == sorted(
+        p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name
+    )
 
 
 def test_lowered_text_is_the_same_in_two_processes():
@@ -163,7 +172,7 @@ def test_lowered_text_is_the_same_in_two_processes():
 
 def test_multi_platform_export_without_cuda(mesh, workspace):
     """Exported for CPU and CUDA here; the CUDA half carries our call or its xla fallback."""
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)
     function = jax.jit(sharded(body, mesh, out_specs=AR_SPEC))
     exported = export.export(
         function,

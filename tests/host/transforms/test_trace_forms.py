@@ -7,8 +7,8 @@ from _programs import (
     AR_SPEC,
     DEFINITION,
     OPS,
-    OUT_SPEC,
     OURS,
+    OUT_SPEC,
     RS_SPEC,
     host_calls,
     integers,
@@ -29,7 +29,7 @@ def test_equals_the_definition(op, check_vma, form, mesh, workspace):
     x, w = operands()
 
     def body(x, w):
-        call = lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host")  # noqa: E731
+        call = lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host")
         return jax.jit(call)(x, w) if form == "nested jit" else call(x, w)
 
     options = {"out_specs": OUT_SPEC[op], "check_vma": check_vma}
@@ -43,13 +43,13 @@ def test_equals_the_definition(op, check_vma, form, mesh, workspace):
 
 
 def test_reduce_scatter_is_varying(mesh, workspace):
-    body = lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace)  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace)
     with pytest.raises(ValueError, match="varying|replicat"):
         jax.jit(sharded(body, mesh, out_specs=AR_SPEC))(*operands())
 
 
 def test_all_reduce_is_invariant(mesh, workspace):
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)
     y = jax.jit(sharded(body, mesh, out_specs=AR_SPEC))(*operands())
     assert y.shape == (16, 24)
 
@@ -58,14 +58,22 @@ def test_all_reduce_is_invariant(mesh, workspace):
 def test_three_calls_of_one_inner_jit(op, mesh, workspace):
     x, w = operands()
     inner = jax.jit(lambda x, w: OURS[op](x, w, "tp", workspace=workspace, path="host"))
-    ours = sharded(lambda x, w: inner(x, w) + inner(2 * x, w) + inner(x, 3 * w), mesh, out_specs=OUT_SPEC[op])
-    np.testing.assert_array_equal(jax.jit(ours)(x, w), 6 * np.asarray(x) @ np.asarray(w))
+    ours = sharded(
+        lambda x, w: inner(x, w) + inner(2 * x, w) + inner(x, 3 * w),
+        mesh,
+        out_specs=OUT_SPEC[op],
+    )
+    np.testing.assert_array_equal(
+        jax.jit(ours)(x, w), 6 * np.asarray(x) @ np.asarray(w)
+    )
 
 
 def test_rows_not_divisible_by_world_size(mesh, workspace):
     """The global result has R * ceil(m/R) rows, the padding rows zero."""
     x, w = integers(2, (10, 32)), integers(3, (32, 24))
-    body = lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace, path="host")  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_reduce_scatter(
+        x, w, "tp", workspace=workspace, path="host"
+    )
     y = np.asarray(jax.jit(sharded(body, mesh, out_specs=RS_SPEC))(x, w))
     assert y.shape == (12, 24)
     np.testing.assert_array_equal(y[:10], np.asarray(x) @ np.asarray(w))
@@ -76,4 +84,6 @@ def test_outside_shard_map_names_the_axis_and_shard_map(workspace):
     """Case C18: an op on a sharded array without shard_map must not gather silently."""
     x, w = operands()
     with pytest.raises(NameError, match=r"tp.*shard_map"):
-        jax.jit(lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace))(x, w)
+        jax.jit(
+            lambda x, w: jax_symm.gemm_reduce_scatter(x, w, "tp", workspace=workspace)
+        )(x, w)

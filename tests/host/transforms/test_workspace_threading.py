@@ -19,7 +19,9 @@ def product():
 
 
 def all_reduce(mesh, workspace=None, **options):
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, **options)  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_all_reduce(
+        x, w, "tp", workspace=workspace, **options
+    )
     return sharded(body, mesh, out_specs=AR_SPEC)
 
 
@@ -31,11 +33,14 @@ def test_argument_of_jit_grad_and_scan(mesh, workspace):
     x, w = operands()
     function = jax.jit(lambda ws, x, w: all_reduce(mesh, ws)(x, w))
     np.testing.assert_array_equal(function(workspace, x, w), product())
-    loss = lambda x, ws: jnp.sum(all_reduce(mesh, ws)(x, w) ** 2)  # noqa: E731
+    loss = lambda x, ws: jnp.sum(all_reduce(mesh, ws)(x, w) ** 2)
     np.testing.assert_array_equal(
-        jax.jit(jax.grad(loss))(x, workspace), jax.grad(lambda x: jnp.sum((x @ w) ** 2))(x)
+        jax.jit(jax.grad(loss))(x, workspace),
+        jax.grad(lambda x: jnp.sum((x @ w) ** 2))(x),
     )
-    carry, _ = jax.lax.scan(lambda c, _: (c, all_reduce(mesh, c[0])(x, w).sum()), (workspace, 0), None, 2)
+    carry, _ = jax.lax.scan(
+        lambda c, _: (c, all_reduce(mesh, c[0])(x, w).sum()), (workspace, 0), None, 2
+    )
     assert carry[0] == workspace
 
 
@@ -81,20 +86,21 @@ def test_a_rebound_argument_retraces(mesh):
 @pytest.mark.parametrize("op", OPS)
 def test_absent_workspace_takes_the_xla_path(op, mesh):
     x, w = operands()
-    plan = jax_symm.plan(op, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in [(16, 8), (8, 24)]), "tp", axis_size=4)
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(16, 8), (8, 24)]]
+    with jax.set_mesh(mesh):
+        plan = jax_symm.plan(op.removeprefix("gemm_"), *shapes, "tp")
     assert plan.path == "xla"
     assert "workspace" in plan.reason
     out = jax.P("tp", None) if op == "gemm_reduce_scatter" else AR_SPEC
     function = sharded(lambda x, w: OURS[op](x, w, "tp"), mesh, out_specs=out)
     np.testing.assert_array_equal(jax.jit(function)(x, w), product())
-    text = jax.jit(function).lower(x, w).as_text()
-    assert "jax_symm" not in text.replace("jax_symm.gemm", "", 0) or "custom_call" not in text
+    assert "custom_call @jax_symm" not in jax.jit(function).lower(x, w).as_text()
 
 
 def test_workspace_of_another_axis_or_mesh(mesh, workspace):
     x, w = operands()
     other = mesh_of(names=("model",))
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "model", workspace=workspace)  # noqa: E731
+    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "model", workspace=workspace)
     specs = (jax.P(None, "model"), jax.P("model", None))
     with pytest.raises(ValueError, match="tp.*model|model.*tp"):
         jax.jit(sharded(body, other, specs, AR_SPEC))(x, w)
@@ -105,7 +111,9 @@ def test_same_shape_other_device_order(mesh):
     x, w = operands()
     permuted = mesh_of(devices=[jax.devices()[i] for i in (1, 0, 2, 3)])
     with open_one(mesh) as workspace, pytest.raises(Exception, match="device order"):
-        jax.block_until_ready(jax.jit(all_reduce(permuted, workspace, path="host"))(x, w))
+        jax.block_until_ready(
+            jax.jit(all_reduce(permuted, workspace, path="host"))(x, w)
+        )
 
 
 def test_created_under_a_trace(mesh):
@@ -116,7 +124,9 @@ def test_created_under_a_trace(mesh):
 def test_two_workspaces_in_one_program(mesh):
     x, w = operands()
     with open_one(mesh) as first, open_one(mesh) as second:
-        body = lambda x, w: all_reduce_inside(x, w, first) - all_reduce_inside(2 * x, w, second)  # noqa: E731
+        body = lambda x, w: (
+            all_reduce_inside(x, w, first) - all_reduce_inside(2 * x, w, second)
+        )
         y = jax.jit(sharded(body, mesh, out_specs=AR_SPEC))(x, w)
         np.testing.assert_array_equal(y, -product())
         assert host_calls(first) == host_calls(second) == mesh.size
@@ -130,7 +140,9 @@ def test_closed_and_created_again_under_the_same_name(mesh):
     """Same capacity: right without recompilation. Smaller, or none: a clear error."""
     x, w = operands()
     with open_one(mesh, name="again") as workspace:
-        compiled = jax.jit(all_reduce(mesh, workspace, path="host")).lower(x, w).compile()
+        compiled = (
+            jax.jit(all_reduce(mesh, workspace, path="host")).lower(x, w).compile()
+        )
         np.testing.assert_array_equal(compiled(x, w), product())
     with pytest.raises(Exception, match=r"FAILED_PRECONDITION.*again"):
         jax.block_until_ready(compiled(x, w))
@@ -138,7 +150,12 @@ def test_closed_and_created_again_under_the_same_name(mesh):
         np.testing.assert_array_equal(compiled(x, w), product())
         assert host_calls(second) == mesh.size
     small = jax_symm.Workspace(mesh, "tp", max_m=4, n=8, dtype="float32", name="again")
-    with small, pytest.raises(Exception, match=r"FAILED_PRECONDITION.*need.*have"):
+    with (
+        small,
+        pytest.raises(
+            Exception, match=r"FAILED_PRECONDITION.*needs 1536 bytes.*capacity is 128"
+        ),
+    ):
         jax.block_until_ready(compiled(x, w))
 
 
@@ -148,7 +165,9 @@ def test_a_kept_result_outlives_the_workspace(mesh):
     with open_one(mesh) as workspace:
         kept = jax.jit(all_reduce(mesh, workspace, path="host"))(x, w)
         for scale in range(2, 6):
-            jax.block_until_ready(jax.jit(all_reduce(mesh, workspace, path="host"))(scale * x, w))
+            jax.block_until_ready(
+                jax.jit(all_reduce(mesh, workspace, path="host"))(scale * x, w)
+            )
     view = np.from_dlpack(kept.addressable_shards[0].data)
     np.testing.assert_array_equal(view, product())
 
@@ -160,7 +179,9 @@ def test_donation_and_loop_carry(mesh, workspace):
     def body(x, w):
         y = all_reduce_inside(x, w, workspace)
         width = y.shape[1] // 4
-        mine = jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index("tp") * width, width, 1)
+        mine = jax.lax.dynamic_slice_in_dim(
+            y, jax.lax.axis_index("tp") * width, width, 1
+        )
         return jnp.sign(x + mine)
 
     step = jax.jit(sharded(body, mesh, out_specs=X_SPEC), donate_argnums=0)
