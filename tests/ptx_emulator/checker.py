@@ -408,6 +408,7 @@ class Checker:
         )
         if not asynchronous:
             self.tensor_wait(w, ~w.exited, what)
+            tensor.shadow.forget(granules)  # the allocator orders the next owner after this
 
     def tensor_async(self, op: AsyncOp, tensor, stripes, columns, write: bool) -> None:
         granules = self._tensor_granules(tensor, stripes, columns)

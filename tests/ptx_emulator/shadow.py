@@ -59,6 +59,10 @@ class Shadow:
             self.refine()
         return offsets[:, None] + np.arange(size)
 
+    def forget(self, granules: np.ndarray) -> None:
+        for name in self.FIELDS:
+            getattr(self, name)[granules] = 0
+
     def mark_sync(self, granules: np.ndarray) -> None:
         if self.sync is None:
             self.sync = np.zeros(self.writer.size, bool)
