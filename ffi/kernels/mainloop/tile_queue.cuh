@@ -7,10 +7,9 @@
 #include "kernels/mainloop/pipeline_state.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/shared_address.cuh"
+#include "kernels/schedule/tile_order.h"
 
 namespace jax_symm {
-
-inline constexpr uint32_t kNoMoreTiles = 0xFFFFFFFFu;
 
 template <typename Tile>
 class TileQueueWriter {
@@ -44,25 +43,39 @@ class TileQueueReader {
 
   /// A converged warp. False when the list is exhausted.
   __device__ __forceinline__ bool Pop(Storage& shared, uint32_t* tile) {
-    if constexpr (Tile::kCluster == 1) {
-      ptx::MbarrierWait(&shared.queue_full[state_.slot], state_.parity);
-    } else {
-      ptx::MbarrierWaitCluster(&shared.queue_full[state_.slot], state_.parity);
-    }
-    *tile = shared.queue_tile[state_.slot];
+    *tile = Read(shared);
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) {
-      if constexpr (Tile::kCluster == 1) {
-        ptx::MbarrierArrive(&shared.queue_empty[state_.slot]);
-      } else {
-        ptx::MbarrierArriveCluster(&shared.queue_empty[state_.slot], 0);
-      }
-    }
+    if ((threadIdx.x & 31) == 0) HandBack(shared);
+    state_.Advance();
+    return *tile != kNoMoreTiles;
+  }
+
+  /// The same for a role of a single thread.
+  __device__ __forceinline__ bool PopAlone(Storage& shared, uint32_t* tile) {
+    *tile = Read(shared);
+    HandBack(shared);
     state_.Advance();
     return *tile != kNoMoreTiles;
   }
 
  private:
+  __device__ __forceinline__ uint32_t Read(Storage& shared) {
+    if constexpr (Tile::kCluster == 1) {
+      ptx::MbarrierWait(&shared.queue_full[state_.slot], state_.parity);
+    } else {
+      ptx::MbarrierWaitCluster(&shared.queue_full[state_.slot], state_.parity);
+    }
+    return shared.queue_tile[state_.slot];
+  }
+
+  __device__ __forceinline__ void HandBack(Storage& shared) {
+    if constexpr (Tile::kCluster == 1) {
+      ptx::MbarrierArrive(&shared.queue_empty[state_.slot]);
+    } else {
+      ptx::MbarrierArriveCluster(&shared.queue_empty[state_.slot], 0);
+    }
+  }
+
   PipelineState<Tile::kQueueSlots> state_;
 };
 
