@@ -209,10 +209,25 @@ class World:
             machine.buffer(
                 rank, FROM_F32[element](value.astype(np.float32)), label=name
             )
-            for name, value in (("x", x), ("w", w))
+            for name, value in (("x", x), ("w", self.store_weight(w)))
         ]
-        machine.launch(rank, kernel, grid, block, [params, *operands])
+        arguments = self.arguments(params, call, *operands)
+        machine.launch(rank, kernel, grid, block, arguments, **self.launch_options())
         return Launched(call, rank, x, w, output, element)
+
+    def store_weight(self, w: np.ndarray) -> np.ndarray:
+        """w [k, n] as the kernel wants it in memory."""
+        return w
+
+    def arguments(
+        self, params: bytes, call: Call, x: Buffer, w: Buffer
+    ) -> Sequence[object]:
+        """What the kernel takes."""
+        return [params, x, w]
+
+    def launch_options(self) -> dict[str, int]:
+        """Of the launch itself: cluster, dynamic shared memory."""
+        return {}
 
     def run(self, seed: int = 0, schedule: Schedule | None = None) -> RunResult:
         return self.machine.run(seed, schedule)

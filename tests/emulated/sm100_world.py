@@ -1,4 +1,4 @@
-"""The SM100 kernels on the emulator's ranks: names, tensor maps, grids, and one call made by all."""
+"""The SM100 kernels on the emulator's ranks: names, tensor maps, grids, calls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from comm_world import Launched, World, compile_ptx
-from kernel_layout import FFI, Call, Collective, Reducer
+from codegen.toolchain import compile_ptx
+from comm_world import Launched, World
+from kernel_layout import Call, Collective, Reducer
 from ptx_emulator import Buffer, Kernel, encode_tensor_map
 
 THREADS = 320
@@ -55,9 +56,18 @@ class Variant:
         )
 
     def ptx(self) -> str:
-        """The PTX of the file that exports this kernel."""
-        source = FFI / f"kernels/gemm_comm/sm100_{self.reducer.name.lower()}.cu"
-        return compile_ptx(source, "compute_100f")
+        """The PTX of this kernel alone, from the macro that exports all of them."""
+        element = {"bf16": "__nv_bfloat16", "f16": "__half"}[self.element]
+        layout = {"kn": "kKN", "nk": "kNK"}[self.layout]
+        policy = f"{self.reducer.name.capitalize()}Reducer"
+        reduce_scatter = self.collective == Collective.REDUCE_SCATTER
+        collective = "kReduceScatter" if reduce_scatter else "kAllReduce"
+        source = (
+            '#include "kernels/gemm_comm/sm100_export.cuh"\n'
+            f"JAX_SYMM_SM100_KERNEL({self.symbol}, {element}, {layout}, {self.tile_n}, "
+            f"{self.cluster}, {policy}, {collective})\n"
+        )
+        return compile_ptx(source, "sm_100f")
 
 
 class Sm100World(World):
