@@ -5,7 +5,9 @@ is missing the test skips with the reason, unless `JAX_SYMM_TEST_REQUIRE` names 
 the test fails.
 """
 
+import importlib.util
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -13,6 +15,18 @@ import pytest
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # Stock JAX on CPU hangs with many launches in flight when its pool is small.
 os.environ.setdefault("PJRT_NPROC", "64")
+
+
+def _find_cuda_wheels() -> None:
+    """Puts the compiler of the nvidia-cuda-* wheels on PATH, after any other."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations if spec else ():
+        tools = pathlib.Path(root, "cu13", "bin")
+        if tools.is_dir():
+            os.environ["PATH"] += f"{os.pathsep}{tools}"
+
+
+_find_cuda_wheels()
 
 
 def _no_gpu() -> str | None:
