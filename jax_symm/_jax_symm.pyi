@@ -196,8 +196,10 @@ def host_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool
 def ffi_targets() -> dict:
     """Capsules of the custom calls on CPU, by target name."""
 
-def note_lowering() -> None:
-    """To be called by every lowering of a call: it tells executables apart."""
+def restart_instances(workspace: str, call_site: int) -> None:
+    """
+    Tells that a call with this tag is lowered again, hence for another executable.
+    """
 
 def ffi_types() -> dict:
     """Capsules of their state types; register these first."""

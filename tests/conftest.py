@@ -1,10 +1,11 @@
 """Settings that must precede JAX's first use, and the one place where tests skip.
 
-A test that needs hardware or a tool says so with `@pytest.mark.requires("gpu")`. Where it
-is missing the test skips with the reason, unless `JAX_SYMM_TEST_REQUIRE` names it: then
-the test fails.
+A test that needs hardware or a tool says so with `@pytest.mark.requires("gpu")`. Where
+it is missing the test skips with the reason, unless `JAX_SYMM_TEST_REQUIRE` names it:
+then the test fails.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -15,6 +16,11 @@ import pytest
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # Stock JAX on CPU hangs with many launches in flight when its pool is small.
 os.environ.setdefault("PJRT_NPROC", "64")
+# Tests compile many small programs once: optimising them would take most of the time.
+_flags = ["--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    _flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(_flags))
 
 
 def _find_cuda_wheels() -> None:

@@ -156,8 +156,8 @@ void BindWorkspace(nb::module_& module) {
 void BindRuntime(nb::module_& module) {
   BindWorkspace(module);
   module.def("ffi_targets", &FfiTargets, "Capsules of the custom calls on CPU, by target name.");
-  module.def("note_lowering", &NoteLowering,
-             "To be called by every lowering of a call: it tells executables apart.");
+  module.def("restart_instances", &RestartInstances, nb::arg("workspace"), nb::arg("call_site"),
+             "Tells that a call with this tag is lowered again, hence for another executable.");
   module.def("ffi_types", &FfiTypes, "Capsules of their state types; register these first.");
 }
 

@@ -42,23 +42,29 @@ ffi::Error ToFfiError(const Status& status) {
 }
 
 std::atomic<int64_t> g_sites{0};
-std::atomic<int64_t> g_lowerings{0};
 
-/// The number of this call site among those with its tag that were instantiated since the last
-/// lowering, so mostly within its executable. The order of instantiation in an executable is the
-/// same in every process; how many executables a process has compiled may not be.
-int64_t NextInstance(const std::string& workspace, int64_t call_site) {
-  struct Count {
-    int64_t lowerings = -1;
-    int64_t next = 0;
-  };
-  static std::mutex mutex;
-  static auto* const counts = new std::map<std::pair<std::string, int64_t>, Count>;
-  std::lock_guard<std::mutex> lock(mutex);
-  Count& count = (*counts)[{workspace, call_site}];
-  if (const int64_t now = g_lowerings.load(); count.lowerings != now) count = {now, 0};
-  return count.next++;
-}
+/// Numbers the call sites of one tag in the order of their instantiation, which is the same for an
+/// executable in every process. How many executables a process has compiled may not be, so each
+/// lowering starts again from 0; the launch tells executables apart.
+class InstanceCounts {
+ public:
+  static InstanceCounts& Get() {
+    static auto* const counts = new InstanceCounts;
+    return *counts;
+  }
+  int64_t Next(const std::string& workspace, int64_t call_site) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return next_[{workspace, call_site}]++;
+  }
+  void Restart(const std::string& workspace, int64_t call_site) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    next_.erase({workspace, call_site});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, int64_t>, int64_t> next_;
+};
 
 Status CheckSite(const HostCallSite& site) {
   const HostProblem& p = site.problem;
@@ -82,7 +88,7 @@ ffi::ErrorOr<std::unique_ptr<HostCallSite>> Instantiate(std::string_view workspa
       .op = op, .batch = batch, .rows = rows, .shard_rows = shard_rows, .n = n, .k = k};
   if (Status status = CheckSite(*site); !status.ok()) return ffi::Unexpected(ToFfiError(status));
   site->serial = g_sites.fetch_add(1);
-  site->instance = NextInstance(site->workspace, call_site);
+  site->instance = InstanceCounts::Get().Next(site->workspace, call_site);
   return site;
 }
 
@@ -187,7 +193,9 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
 
 }  // namespace
 
-void NoteLowering() { g_lowerings.fetch_add(1); }
+void RestartInstances(const std::string& workspace, int64_t call_site) {
+  InstanceCounts::Get().Restart(workspace, call_site);
+}
 
 std::vector<FfiTarget> HostFfiTargets() {
   void* const execute = reinterpret_cast<void*>(kExecute);

@@ -2,6 +2,8 @@
 // leaves here as plain pointers.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace jax_symm {
@@ -19,9 +21,9 @@ struct FfiType {
 };
 
 std::vector<FfiTarget> HostFfiTargets();
-/// Told by the lowering rules at each call: call sites that are instantiated on the two sides of a
-/// lowering belong to different executables.
-void NoteLowering();
+/// Told by the lowering rules: the call sites with this tag that are instantiated from now on
+/// belong to another executable than those before.
+void RestartInstances(const std::string& workspace, int64_t call_site);
 
 /// Must be registered before the targets, whose state they are.
 std::vector<FfiType> HostFfiTypes();

@@ -289,13 +289,17 @@ def _lower_host(
     inner = ctx.replace(avals_in=[x_aval, w_aval], avals_out=[partial_aval])
     (partial,) = mlir.lower_fun(product, multiple_results=False)(inner, x, w)
     _native.register_ffi_targets()
+    # Call sites are numbered anew in the compilation that follows, so a process that
+    # compiles a program more often than the others numbers them alike.
+    call_site = _call_site(problem, ctx)
+    _native.module().restart_instances(params["spec"].name, int(call_site))
     call = jax.ffi.ffi_lowering(_native.target_name(problem.op))
     return call(
         ctx.replace(avals_in=[partial_aval, index_aval]),
         partial,
         axis_index,
         workspace=params["spec"].name,
-        call_site=_call_site(problem, ctx),
+        call_site=call_site,
         axis_size=np.int64(problem.world_size),
         batch=np.int64(problem.batch),
         rows=np.int64(problem.rows),

@@ -52,7 +52,9 @@ def run_host(open_workspace):
 
     def run(op, x, w, mesh, axis="tp", *, workspace=None, check_vma=True, **options):
         if workspace is None:
-            workspace = open_workspace(mesh, axis, **oracle.capacity(op, x, w, **options))
+            workspace = open_workspace(
+                mesh, axis, **oracle.capacity(op, x, w, **options)
+            )
         before = oracle.host_calls(workspace)
         y = oracle.run(
             op, x, w, mesh, axis, workspace, check_vma=check_vma, path="host", **options

@@ -95,7 +95,7 @@ def test_inside_shard_map(op, check_vma, operands, mesh8, open_workspace):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_replicated_weight(check_vma, operands, mesh_of, open_workspace):
-    """The weight is shared by the data-parallel axis: its gradient is summed over it."""
+    """The data-parallel axis shares the weight: its gradient is summed over it."""
     x, w = operands
     mesh = mesh_of(dp=2, tp=4)
     workspace = open_workspace(mesh, max_m=64, n=32, dtype=jnp.float32)
@@ -114,7 +114,7 @@ def test_replicated_weight(check_vma, operands, mesh_of, open_workspace):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_pair_is_closed_under_transposition(check_vma, mesh8, open_workspace):
-    """The transpose of all_gather_gemm runs our reduce_scatter; rows padded or not."""
+    """The transpose of all_gather_gemm runs our reduce_scatter, rows padded or not."""
     rng = np.random.default_rng(1)
     workspace = open_workspace(mesh8, max_m=64, n=32, dtype=jnp.float32)
     x = jnp.asarray(rng.standard_normal((2, 16, 12)), jnp.float32)
@@ -130,9 +130,8 @@ def test_the_pair_is_closed_under_transposition(check_vma, mesh8, open_workspace
             check_vma=check_vma,
         )
         before = oracle.host_calls(workspace)
-        value, grads = jax.jit(
-            jax.value_and_grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))), (0, 1))
-        )(x, w)
+        loss = jax.value_and_grad(lambda x, w, f=f: jnp.sum(jnp.sin(f(x, w))), (0, 1))
+        value, grads = jax.block_until_ready(jax.jit(loss)(x, w))
         assert oracle.host_calls(workspace) == before + 8
 
         def plain(x, w, size=size):
@@ -149,9 +148,7 @@ def test_higher_orders(op, mesh_of, open_workspace):
     mesh = mesh_of(tp=2)
     workspace = open_workspace(mesh, max_m=64, n=32, dtype=jnp.float32)
     call = getattr(jax_symm, f"gemm_{op}")
-    f = sharded(
-        lambda x, w: call(x, w, "tp", workspace=workspace), mesh, True, op
-    )
+    f = sharded(lambda x, w: call(x, w, "tp", workspace=workspace), mesh, True, op)
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.standard_normal((1, 3, 4)), jnp.float32)
     w = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32)

@@ -153,7 +153,7 @@ def test_strided_and_transposed_operands(mesh_of, open_workspace):
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_sum_is_in_f32(op, mesh8, run_host):
-    """C10: a running sum in bfloat16 would give 3, in any order of ranks it must be 6."""
+    """C10: a running sum in bfloat16 gives 3; in any order of ranks it must be 6."""
     partials = np.array([256, 1, 1, 1, -256, 1, 1, 1.0])
     for order in (np.arange(8), np.arange(8)[::-1], [1, 4, 2, 0, 7, 5, 6, 3]):
         x = jnp.ones((16, 8), jnp.bfloat16)

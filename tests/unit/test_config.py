@@ -5,7 +5,10 @@ from jax_symm.errors import SymmValueError
 
 
 def test_defaults():
-    assert config.parse({}) == config.Settings("auto", 300.0, 4, 1024, None)
+    defaults = config.parse({})
+    assert defaults == config.Settings()
+    assert (defaults.path, defaults.init_timeout_s) == ("auto", 300.0)
+    assert defaults.multicast_veto is None
 
 
 @pytest.mark.parametrize(

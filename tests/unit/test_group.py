@@ -81,7 +81,9 @@ def test_labels_name_rank_process_and_device():
 
 
 def test_unknown_axis():
-    with pytest.raises(SymmValueError, match=r"got 'nope', but the mesh has axes \('tp'"):
+    with pytest.raises(
+        SymmValueError, match=r"got 'nope', but the mesh has axes \('tp'"
+    ):
         MeshGroups.of(make_mesh((2,), ("tp",)), "nope")
 
 

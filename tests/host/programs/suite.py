@@ -1,0 +1,483 @@
+"""What several processes must do right together; each check runs in one launch.
+
+Every rank runs every check in the same order and notes how it ended.
+"""
+
+import functools
+import os
+import time
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_symm
+from jax_symm.errors import SymmValueError
+
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def run(note, _):
+    for function in CHECKS:
+        start = time.monotonic()
+        try:
+            function()
+            outcome = "ok"
+        except Exception:
+            outcome = traceback.format_exc()
+        note(function.__name__, [outcome, time.monotonic() - start])
+
+
+def refusal(call):
+    """The text of the SymmValueError that `call` raises."""
+    with pytest.raises(SymmValueError) as raised:
+        call()
+    return str(raised.value)
+
+
+def mesh_of(**sizes):
+    devices = np.asarray(jax.devices()).reshape(tuple(sizes.values()))
+    return Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def put(array, mesh, spec):
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+
+
+def assert_shards(y, wanted):
+    for shard in y.addressable_shards:
+        np.testing.assert_array_equal(
+            np.asarray(shard.data, np.float64), wanted[shard.index]
+        )
+
+
+def integers(seed, *shape):
+    rng = np.random.default_rng(seed)
+    return rng.integers(-1, 2, shape).astype(np.float32)
+
+
+@functools.cache
+def shared():
+    """The mesh of all devices and a workspace on it, for most checks."""
+    mesh = mesh_of(tp=8)
+    return mesh, jax_symm.Workspace(
+        mesh, "tp", max_m=256, n=64, dtype=jnp.float32, name="shared", timeout_s=60
+    )
+
+
+def compiled(op, mesh, axis, workspace, **options):
+    call = getattr(jax_symm, f"gemm_{op}")
+    return jax.jit(
+        jax.shard_map(
+            lambda x, w: call(x, w, axis, workspace=workspace, path="host", **options),
+            mesh=mesh,
+            in_specs=(P(None, axis), P(axis, None)),
+            out_specs=P(axis) if op == "reduce_scatter" else P(),
+        )
+    )
+
+
+def compare(op, mesh, axis, workspace, m, n, seed=0, k=32):
+    x, w = integers(seed, m, k), integers(seed + 1, k, n)
+    f = compiled(op, mesh, axis, workspace)
+    y = f(put(x, mesh, P(None, axis)), put(w, mesh, P(axis, None)))
+    assert_shards(y, oracle.expected(op, x, w, workspace.spec.world_size))
+
+
+@check
+def both_operations_in_all_dtypes():
+    mesh, workspace = shared()
+    before = oracle.host_calls(workspace)
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        for op in ("reduce_scatter", "all_reduce"):
+            x = integers(1, 13, 32).astype(dtype)
+            w = integers(2, 32, 24).astype(dtype)
+            f = compiled(op, mesh, "tp", workspace)
+            y = f(put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None)))
+            assert_shards(y, oracle.expected(op, x, w, 8))
+    jax.effects_barrier()
+    local = jax.local_device_count()
+    assert oracle.host_calls(workspace) == before + 6 * local
+
+
+@check
+def rank_bits_name_a_missing_rank():
+    mesh, workspace = shared()
+    x, w = (np.asarray(a, np.float32) for a in oracle.rank_bits(8, 24, 40, np.float32))
+    f = compiled("all_reduce", mesh, "tp", workspace)
+    for _ in range(20):
+        y = f(put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None)))
+        assert_shards(y, np.full((24, 40), 255.0))
+
+
+@check
+def changing_m_back_to_back():
+    """C01."""
+    mesh, workspace = shared()
+    for i, m in enumerate([256, 16, 4, 128, 4, 256, 12, 1, 7]):
+        compare("reduce_scatter", mesh, "tp", workspace, m, 16, seed=i)
+        compare("all_reduce", mesh, "tp", workspace, m, 16, seed=i)
+
+
+def two_bodies(workspace):
+    rs = functools.partial(
+        jax_symm.gemm_reduce_scatter, axis_name="tp", workspace=workspace, path="host"
+    )
+    ar = functools.partial(
+        jax_symm.gemm_all_reduce, axis_name="tp", workspace=workspace, path="host"
+    )
+    return rs, ar
+
+
+@check
+def independent_operations_in_one_program():
+    """C16, C21: matched by call, not by the order in which ranks arrive."""
+    mesh, workspace = shared()
+    rs, ar = two_bodies(workspace)
+
+    def body(x, w):
+        a, b = rs(x, w), rs(x + 1, w)
+        c, d = ar(x, w), ar(x, w + 1)
+        e = jnp.tanh(x) @ w
+        return a + b, c - d, lax.psum(e, "tp")
+
+    f = jax.jit(
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None)),
+            out_specs=(P("tp"), P(), P()),
+        )
+    )
+    x, w = integers(3, 24, 32), integers(4, 32, 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    for _ in range(25):
+        first, second, _ = f(*args)
+        assert_shards(first, np.float64(x + x + 1) @ w)
+        assert_shards(second, np.float64(x) @ w - np.float64(x) @ (w + 1))
+
+
+@check
+def an_inner_jit_called_twice():
+    mesh, workspace = shared()
+    rs, _ = two_bodies(workspace)
+    inner = jax.jit(rs)
+
+    def body(x, w):
+        return inner(x, w) + 2 * inner(x + 1, w) + rs(x, w)
+
+    f = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=(P(None, "tp"), P("tp", None)), out_specs=P("tp")
+        )
+    )
+    x, w = integers(5, 16, 32), integers(6, 32, 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    for _ in range(10):
+        assert_shards(f(*args), np.float64(x + 2 * (x + 1) + x) @ w)
+
+
+@check
+def a_scan_unrolled_by_two():
+    mesh, workspace = shared()
+    _, ar = two_bodies(workspace)
+
+    def body(x, ws):
+        def step(total, w):
+            return total + ar(x, w), None
+
+        return lax.scan(step, jnp.zeros((16, 8), x.dtype), ws, unroll=2)[0]
+
+    f = jax.jit(
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P(None, "tp", None)),
+            out_specs=P(),
+        )
+    )
+    x, ws = integers(7, 16, 32), integers(8, 5, 32, 8)
+    y = f(put(x, mesh, P(None, "tp")), put(ws, mesh, P(None, "tp", None)))
+    assert_shards(y, np.float64(x) @ ws.sum(0, dtype=np.float64))
+
+
+@check
+def mixed_with_collectives_of_xla():
+    mesh, workspace = shared()
+    rs, ar = two_bodies(workspace)
+
+    def body(x, w):
+        a = lax.all_gather(rs(x, w), "tp", axis=0, tiled=True)
+        b = lax.psum(x @ w, "tp")
+        c = ar(x, w)
+        d = lax.all_gather(lax.psum(x + 1, "tp"), "tp", axis=1, tiled=True)
+        return lax.pmax(a, "tp") + b + c, lax.pmax(jnp.sum(d), "tp")
+
+    f = jax.jit(
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None)),
+            out_specs=(P(), P()),
+        )
+    )
+    x, w = integers(9, 16, 32), integers(10, 32, 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    for _ in range(10):
+        assert_shards(f(*args)[0], 3 * (np.float64(x) @ w))
+
+
+@check
+def two_hundred_launches_in_flight():
+    mesh, workspace = shared()
+    x, w = integers(11, 16, 32), integers(12, 32, 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    rs = compiled("reduce_scatter", mesh, "tp", workspace)
+    ar = compiled("all_reduce", mesh, "tp", workspace)
+    launched = [f(*args) for _ in range(100) for f in (rs, ar)]
+    for y in launched:
+        assert_shards(y, np.float64(x) @ w)
+
+
+@check
+def a_program_compiled_once_more_on_one_process_only():
+    """Call sites are told apart within a launch, whatever else a process compiled."""
+    mesh, workspace = shared()
+    x, w = integers(13, 16, 32), integers(14, 32, 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    inner = compiled("reduce_scatter", mesh, "tp", workspace)
+    f = jax.jit(lambda x, w: inner(x, w) + inner(x + 1, w))
+    if jax.process_index() == 1:
+        assert f.lower(*args).compile().cost_analysis()
+        jax.clear_caches()
+    assert_shards(f(*args), np.float64(x + x + 1) @ w)
+    assert_shards(f(*args), np.float64(x + x + 1) @ w)
+
+
+@check
+def groups_along_every_axis():
+    """C32: set up one after the other, decided by values equal on all processes."""
+    mesh = mesh_of(dp=2, tp=4)
+    for axis in ("tp", "dp", ("dp", "tp"), ("tp", "dp"), "tp"):
+        with jax_symm.Workspace(
+            mesh, axis, max_m=32, n=8, dtype=jnp.float32, timeout_s=60
+        ) as workspace:
+            compare("reduce_scatter", mesh, axis, workspace, 10, 8)
+            compare("all_reduce", mesh, axis, workspace, 10, 8)
+
+
+@check
+def permuted_devices():
+    devices = np.asarray(jax.devices())[[5, 1, 6, 2, 7, 0, 3, 4]]
+    mesh = Mesh(devices, ("tp",), axis_types=(AxisType.Auto,))
+    with jax_symm.Workspace(
+        mesh, "tp", max_m=32, n=8, dtype=jnp.float32, timeout_s=60
+    ) as workspace:
+        compare("reduce_scatter", mesh, "tp", workspace, 10, 8)
+        compare("all_reduce", mesh, "tp", workspace, 10, 8)
+
+
+@check
+def workspaces_of_each_process_alone():
+    """Sub-meshes of one process: no other process takes part."""
+    mesh = Mesh(np.asarray(jax.local_devices()), ("tp",), axis_types=(AxisType.Auto,))
+    world_size = mesh.devices.size
+    for _ in range(1 + jax.process_index()):
+        with jax_symm.Workspace(
+            mesh, "tp", max_m=32, n=8, dtype=jnp.float32, name="mine"
+        ) as workspace:
+            x, w = integers(15, 8, 8 * world_size), integers(16, 8 * world_size, 8)
+            y = oracle.run("all_reduce", x, w, mesh, "tp", workspace, path="host")
+            np.testing.assert_array_equal(y, np.float64(x) @ w)
+
+
+@check
+def derivatives():
+    mesh, workspace = shared()
+    rs, _ = two_bodies(workspace)
+
+    def loss(x, w):
+        f = jax.shard_map(
+            rs, mesh=mesh, in_specs=(P(None, "tp"), P("tp", None)), out_specs=P("tp")
+        )
+        return jnp.sum(f(x, w) ** 2)
+
+    x, w = integers(17, 16, 32), integers(18, 32, 8)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+    gx, gw = jax.jit(jax.grad(loss, (0, 1)))(*args)
+    product = np.float64(x) @ w
+    assert_shards(gx, 2 * product @ w.T)
+    assert_shards(gw, 2 * x.T @ product)
+
+
+@check
+def a_hundred_set_ups_leave_no_descriptor():
+    """C36: counted after the first, which makes the connections."""
+    mesh, _ = shared()
+
+    def once():
+        jax_symm.Workspace(mesh, "tp", max_m=8, n=8, timeout_s=60).close()
+
+    once()
+    assert jax_symm.agree(True, mesh=mesh, axis_name="tp")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(25):
+        once()
+    assert jax_symm.agree(True, mesh=mesh, axis_name="tp")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@check
+def set_up_and_call_at_once():
+    """C13: the first call right after set-up, while one process is late."""
+    mesh, _ = shared()
+    for i in range(5):
+        if jax.process_index() == i % 2:
+            time.sleep(0.2)
+        with jax_symm.Workspace(
+            mesh, "tp", max_m=16, n=8, dtype=jnp.float32, timeout_s=60
+        ) as workspace:
+            compare("reduce_scatter", mesh, "tp", workspace, 16, 8, seed=i)
+
+
+@check
+def different_arguments_are_one_error_everywhere():
+    """C17, C32: every process raises the same text, which holds both values."""
+    mesh, _ = shared()
+    texts = [
+        refusal(lambda options=options: jax_symm.Workspace(mesh, "tp", **options))
+        for options in (
+            {"max_m": 8 + jax.process_index(), "n": 8},
+            {"max_m": 8, "n": 8, "name": f"ws-{jax.process_index() % 2}"},
+            {"max_m": 8, "n": 8, "timeout_s": 5.0 + jax.process_index()},
+        )
+    ]
+    assert "max_m is 8 in process 0 but 9 in process 1" in texts[0]
+    assert "name is 'ws-0' in process 0 but 'ws-1' in process 1" in texts[1]
+    compare("all_reduce", *shared_axis(), 8, 8)
+
+
+def shared_axis():
+    mesh, workspace = shared()
+    return mesh, "tp", workspace
+
+
+@check
+def a_bad_argument_on_one_process_is_an_error_on_all():
+    mesh, _ = shared()
+    bad = jax.process_index() == 1
+    text = refusal(lambda: jax_symm.Workspace(mesh, "tp", max_m=-1 if bad else 8, n=8))
+    assert "max_m: got -1, expected an integer >= 0" in text
+
+
+@check
+def votes():
+    mesh, _ = shared()
+    rank = jax.process_index()
+    assert jax_symm.agree(True, mesh=mesh, axis_name="tp")
+    assert not jax_symm.agree(rank != 1, mesh=mesh, axis_name="tp")
+    last = jax.devices()[-1]
+    assert not jax_symm.agree(lambda d: d != last, mesh=mesh, axis_name="tp")
+    grid = mesh_of(dp=2, tp=4)
+    mine = {d for d in grid.devices[0]}
+    verdict = jax_symm.agree(lambda d: d in mine, mesh=grid, axis_name="tp")
+    assert verdict == all(d in mine for d in jax.local_devices())
+
+    def fails(device):
+        if device == last:
+            raise KeyError("broken probe")
+        return True
+
+    text = refusal(lambda: jax_symm.agree(fails, mesh=mesh, axis_name="tp"))
+    assert "rank 7 (process" in text
+    assert "KeyError('broken probe')" in text
+
+
+@check
+def raw_buffers():
+    """Every rank writes its part on the host; after a rendezvous all parts are seen."""
+    mesh, _ = shared()
+    with jax_symm.empty((3, 5), np.float32, mesh=mesh, axis_name="tp") as buffer:
+        memory = jax_symm.peer_rendezvous(buffer)
+        assert memory.world_size == 8
+        for device in jax.local_devices():
+            access = memory.at(device)
+            view = np.asarray(memory.array(device))
+            assert view.shape == (3, 5)
+            poke(access.buffer_ptrs[access.rank], access.rank)
+        jax_symm.peer_rendezvous(buffer)
+        for device in jax.local_devices():
+            pointers = memory.at(device).buffer_ptrs
+            assert [peek(p) for p in pointers] == list(range(8))
+        for table in (memory.pointer_table(), memory.signal_pad_table()):
+            assert table.shape == (8, 8, 2)
+        assert memory.why_no_multicast
+    assert not memory_is_open(memory)
+
+
+def memory_is_open(memory):
+    try:
+        memory.at(jax.local_devices()[0])
+    except RuntimeError:
+        return False
+    return True
+
+
+def poke(address, value):
+    import ctypes
+
+    ctypes.c_int.from_address(address).value = value
+
+
+def peek(address):
+    import ctypes
+
+    return ctypes.c_int.from_address(address).value
+
+
+@check
+def large_results_against_numpy():
+    """C37: the oracle is numpy; psum_scatter under gloo was wrong at 4 MiB."""
+    mesh, _ = shared()
+    with jax_symm.Workspace(
+        mesh, "tp", max_m=2048, n=1024, dtype=jnp.float32, timeout_s=60
+    ) as workspace:
+        compare("reduce_scatter", mesh, "tp", workspace, 2048, 1024, k=16)
+
+
+@check
+def a_forked_child_harms_nobody():
+    """C37: the child's exit frees nothing of the parent, nor ends its connections."""
+    import gc
+    import warnings
+
+    mesh, workspace = shared()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    compare("reduce_scatter", mesh, "tp", workspace, 16, 8)
+
+
+@check
+def closing_is_local_and_idempotent():
+    mesh, workspace = shared()
+    workspace.close()
+    workspace.close()
+    assert workspace.closed
+    assert jax_symm.agree(True, mesh=mesh, axis_name="tp")

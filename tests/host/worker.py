@@ -1,0 +1,31 @@
+"""One rank of a launch: joins the job, runs the function, writes its results."""
+
+import faulthandler
+import importlib.util
+import json
+import pathlib
+import sys
+
+
+def main():
+    spec = json.loads(sys.argv[1])
+    faulthandler.dump_traceback_later(spec["timeout_s"], exit=True)
+    import jax
+
+    if spec["processes"] > 1:
+        jax.distributed.initialize(
+            f"localhost:{spec['port']}", spec["processes"], spec["rank"]
+        )
+    found = importlib.util.spec_from_file_location("program", spec["program"])
+    program = importlib.util.module_from_spec(found)
+    found.loader.exec_module(program)
+    results = {}
+
+    def note(name, value):
+        results[name] = value
+        pathlib.Path(spec["results"]).write_text(json.dumps(results))
+
+    getattr(program, spec["function"])(note, spec["argument"])
+
+
+main()
