@@ -19,6 +19,7 @@ ORDER = [
     "_jax_compat",
     "_native",
     "group",
+    "_helper_thread",
     "_links",
     "_rounds",
     "exchange",
