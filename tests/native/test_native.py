@@ -4,17 +4,27 @@ The programs need neither Python nor JAX, so the sanitizers see nothing but our 
 code. ``cmake --preset asan`` and ``ctest --preset asan`` do the same by hand.
 """
 
+import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+# cmake and ninja of the environment that runs pytest, whether it is activated or not.
+PATH = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+
+
 def run(*command: str) -> None:
     done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["env", f"PATH={PATH}", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
 

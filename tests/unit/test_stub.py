@@ -11,11 +11,9 @@ STUB = pathlib.Path(jax_symm.__file__).parent / "_jax_symm.pyi"
 
 def test_stub_is_fresh(tmp_path: pathlib.Path) -> None:
     fresh = tmp_path / "_jax_symm.pyi"
-    subprocess.run(
-        [sys.executable, "-m", "nanobind.stubgen", "-m", "jax_symm._jax_symm"]
-        + ["-o", str(fresh)],
-        check=True,
-    )
+    stubgen = [sys.executable, "-m", "nanobind.stubgen", "-q"]
+    module = ["-m", "jax_symm._jax_symm", "-o", str(fresh)]
+    subprocess.run([*stubgen, *module], check=True)
     assert STUB.read_text() == fresh.read_text(), (
         "the bindings changed: run python -m nanobind.stubgen -m jax_symm._jax_symm "
         "-o jax_symm/_jax_symm.pyi"
