@@ -156,7 +156,7 @@ def cuda_backend(library_path: str = '', forbid_multicast: bool = False) -> Cuda
     Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.
     """
 
-def ledger() -> dict:
+def ledger() -> dict[str, int]:
     """Driver objects that this process holds, by kind."""
 
 class LocalRank:

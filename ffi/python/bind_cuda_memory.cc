@@ -138,9 +138,9 @@ void BindBackend(nb::module_& module) {
              "Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.");
 }
 
-nb::dict LedgerAsDict() {
+nb::typed<nb::dict, nb::str, nb::int_> LedgerAsDict() {
   const LedgerCounts counts = ReadLedger();
-  nb::dict result;
+  nb::typed<nb::dict, nb::str, nb::int_> result;
   result["allocations"] = counts[Resource::kAllocation];
   result["reservations"] = counts[Resource::kReservation];
   result["mappings"] = counts[Resource::kMapping];
