@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from jax_symm import _native, config
-from jax_symm._multicast import Books
+from jax_symm._multicast_books import Books
 from jax_symm.errors import SymmUnsupportedError
 
 _installed: dict[str, Any] = {}

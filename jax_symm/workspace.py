@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jax_symm import _native
 from jax_symm._contract import Agreed
 from jax_symm._helper_thread import HelperThread
+from jax_symm._setup import Conversation, abandon, allocate, converse
 from jax_symm.agreement import concrete_mesh, settle
 from jax_symm.errors import (
     SymmError,
@@ -25,7 +26,6 @@ from jax_symm.errors import (
     SymmValueError,
 )
 from jax_symm.group import AxisName, MeshGroups, Place
-from jax_symm.memory import Conversation, abandon, allocate, converse
 from jax_symm.ops._rules import DTYPES, OPS, Op, WorkspaceSpec, capacity_bytes
 
 _MULTICAST = ("never", "auto", "require")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
+import sys
 from collections.abc import Iterator
 
 import pytest
 from fake_cuda.launch import FakeMachine
 from hub import Hub
+
+# The launcher of processes that JAX joins.
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "host"))
 
 NOTHING = dict.fromkeys(
     ("handles", "mappings", "ranges", "descriptors", "objects", "slots"), 0

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import jax_symm
-from jax_symm import _backends, _native, memory
+from jax_symm import _backends, _native, _setup, memory
 from jax_symm.errors import SymmError
 
 NATIVE = _native.module()
@@ -150,7 +150,7 @@ def lose_a_rank(note, fault):
 
 def stuck_bind(note, _):
     """Bind never returns on one rank: peers all the same, and nothing of it is freed."""
-    memory._MULTICAST_DEADLINE_S = 0.5
+    _setup._MULTICAST_DEADLINE_S = 0.5
     mesh = mesh_of(jax.devices())
     machine("script", faults=[("p0", "cuMulticastBindMem", 2, "hang")])
     ws = workspace(mesh)

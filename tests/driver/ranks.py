@@ -11,11 +11,14 @@ from multiprocessing.connection import Client
 from typing import Any
 
 from hub import Line
+
 from jax_symm import _jax_symm as native
-from jax_symm._multicast import Books, Outcome, rendezvous_multicast
+from jax_symm._multicast import rendezvous_multicast
+from jax_symm._multicast_books import Books, Outcome
 from jax_symm._multicast_plan import Wish, agree, describe
 from jax_symm._rendezvous import GroupMemory, rendezvous_peers
 from jax_symm._rounds import Member, Round, Surroundings
+from jax_symm.errors import SymmError
 
 MIB = 1 << 20
 # Warnings are for tests that look at them.
@@ -24,8 +27,13 @@ logging.getLogger("jax_symm").addHandler(logging.NullHandler())
 
 @functools.cache
 def backend() -> Any:
-    """The CUDA backend of this process, on the fake driver."""
-    return native.cuda_backend(os.environ["FAKE_CUDA_LIBRARY"])
+    """The CUDA backend of this process, on the fake driver where one is named.
+
+    On the real driver multicast calls abort, whatever the environment says: the GPUs may
+    be others' too.
+    """
+    fake = os.environ.get("FAKE_CUDA_LIBRARY", "")
+    return native.cuda_backend(fake, forbid_multicast=not fake)
 
 
 @functools.cache
@@ -217,6 +225,35 @@ def peek(line: Line, name: str, offset: int, nbytes: int) -> list[bytes]:
         backend().copy_to_host(device, mapping.address + offset, nbytes)
         for _, mapping in sorted(buffer.memory[0].mappings.items())
     ]
+
+
+def write_to_peers(line: Line, name: str) -> None:
+    """Every process writes its index into its slot of every rank's part."""
+    buffer = _kept[name]
+    _, _, device = buffer.around.mine[0]
+    for mapping in buffer.memory[0].mappings.values():
+        address = mapping.address + 8192 + line.process_index
+        backend().copy_to_device(device, address, bytes([line.process_index + 1]))
+
+
+def free_bytes(line: Line) -> int:
+    """What is free on the first GPU."""
+    return int(backend().memory_info(0)[0])
+
+
+def probe_fabric(line: Line) -> str:
+    """Why fabric handles do not work here; "" when they do."""
+    try:
+        backend().probe_fabric(0)
+    except SymmError as error:
+        return str(error)
+    return ""
+
+
+def facts(line: Line) -> tuple[bool, bool, bool]:
+    """Whether the GPU says that it has descriptors, fabric handles and multicast."""
+    found = backend().facts(0)
+    return found.posix_fd, found.fabric, found.multicast
 
 
 def write(line: Line, name: str, data: bytes) -> None:

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,11 +128,11 @@ class Driver:
 
 
 @pytest.fixture
-def driver(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """In a process of its own, so that what a test leaves goes with it."""
+def driver(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """In this process, for what leaves nothing."""
     for name, value in machine.environment("raw").items():
         monkeypatch.setenv(name, value)
-    yield Driver()
+    return Driver()
 
 
 def in_child(machine: FakeMachine, test: Any, **more: str) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 from typing import Any
 
+import launcher
 import pytest
 from conftest import NOTHING
 from fake_cuda.launch import FakeMachine
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "host"))
-
-import launcher
 
 RANKS = 3
 PROGRAM = str(pathlib.Path(__file__).with_name("jax_ranks"))

@@ -8,9 +8,10 @@ import pytest
 from conftest import NOTHING
 from fake_cuda.launch import FakeMachine
 from hub import Hub
-from jax_symm.errors import SymmMemoryError, SymmUnavailableError
 from ranks import MIB, Seen, Setup
 from test_matrix import one_verdict
+
+from jax_symm.errors import SymmMemoryError, SymmUnavailableError
 
 THREE = [[(rank, 0) for rank in range(3)]]
 ALL_IN_ONE = [[(0, rank) for rank in range(3)]]
