@@ -57,7 +57,7 @@ def launch(
       env: Environment for all ranks.
       env_of_rank: rank -> environment for that rank.
       argument: A JSON value for the function.
-      expected: rank -> exit status, where it is not 0.
+      expected: rank -> exit status, where it is not 0; None for any.
       prefix: A command that the ranks are run under.
 
     Returns:
@@ -97,7 +97,7 @@ def launch(
             for r, status in enumerate(statuses)
         ]
     wanted = [(expected or {}).get(r, 0) for r in range(processes)]
-    if statuses != wanted:
+    if any(w not in (None, s) for w, s in zip(wanted, statuses, strict=True)):
         raise LaunchError(
             f"ranks ended with {statuses}, expected {wanted}\n{logs(ranks)}"
         )

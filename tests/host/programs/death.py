@@ -1,0 +1,238 @@
+"""What survivors see when a process dies, stays away, or makes another call.
+
+Process 1 is the victim or the culprit; the others note the error they saw, how long it
+took, and whether a workspace works afterwards.
+"""
+
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_symm
+from jax_symm._jax_compat import coordination_client
+
+SIZES = {"max_m": 18, "n": 8, "dtype": jnp.float32}
+TIMEOUT_S = 3.0
+
+
+def mesh_of_all():
+    return Mesh(np.asarray(jax.devices()), ("tp",), axis_types=(AxisType.Auto,))
+
+
+def culprit():
+    return jax.process_index() == 1
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def operands(mesh, m=18):
+    x, w = oracle.rank_bits(mesh.devices.size, m, 8, np.float32)
+
+    def put(array, spec):
+        array = np.asarray(array)
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+
+    return put(x, P(None, "tp")), put(w, P("tp", None))
+
+
+def program(mesh, workspace, op="all_reduce"):
+    call = getattr(jax_symm, f"gemm_{op}")
+    return jax.jit(
+        jax.shard_map(
+            lambda x, w: call(x, w, "tp", workspace=workspace, path="host"),
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None)),
+            out_specs=P() if op == "all_reduce" else P("tp"),
+        )
+    )
+
+
+def open_workspace(mesh, name=None):
+    return jax_symm.Workspace(mesh, "tp", name=name, timeout_s=TIMEOUT_S, **SIZES)
+
+
+def warm(mesh, workspace):
+    for _ in range(3):
+        program(mesh, workspace)(*operands(mesh)).block_until_ready()
+
+
+def observe(note, action, name=""):
+    """Notes what `action` raised, and after how many seconds."""
+    start = time.monotonic()
+    try:
+        action()
+        note(f"{name}error", None)
+    except Exception as error:
+        note(f"{name}error", [type(error).__name__, str(error)])
+    note(f"{name}seconds", time.monotonic() - start)
+
+
+def work_alone(note):
+    mesh = Mesh(np.asarray(jax.local_devices()), ("tp",), axis_types=(AxisType.Auto,))
+    with jax_symm.Workspace(mesh, "tp", name="alone", timeout_s=60, **SIZES) as alone:
+        x, w = oracle.rank_bits(mesh.devices.size, 16, 8, np.float32)
+        y = oracle.run("all_reduce", x, w, mesh, "tp", alone, path="host")
+        note("alone", bool((y == 2**mesh.devices.size - 1).all()))
+
+
+def survive(note, action):
+    """Observes `action`, works on alone, and leaves without JAX's own shutdown.
+
+    That would wait for the dead. Process 0 leaves last: with it ends the service.
+    """
+    observe(note, action)
+    work_alone(note)
+    client = coordination_client()
+    if jax.process_index() == 0:
+        for process in range(2, jax.process_count()):
+            client.blocking_key_value_get(f"test/left/{process}", 20000)
+    else:
+        client.key_value_set(f"test/left/{jax.process_index()}", "1")
+    os._exit(0)
+
+
+def before_any_meeting(note, _):
+    """No connection was ever made: the barrier's deadline ends the wait."""
+    mesh = mesh_of_all()
+    if culprit():
+        die()
+    survive(note, lambda: open_workspace(mesh))
+
+
+def before_workspace(note, _):
+    """The processes have met before: the end of the connection ends the wait."""
+    mesh = mesh_of_all()
+    open_workspace(mesh).close()
+    if culprit():
+        die()
+    survive(note, lambda: open_workspace(mesh))
+
+
+def between_calls(note, _):
+    mesh = mesh_of_all()
+    workspace = open_workspace(mesh)
+    f, args = program(mesh, workspace), operands(mesh)
+    warm(mesh, workspace)
+    f(*args).block_until_ready()
+    if culprit():
+        die()
+    survive(note, lambda: f(*args).block_until_ready())
+
+
+def inside_a_call(note, _):
+    """One device of the victim is late, so all others wait when it dies."""
+    mesh = mesh_of_all()
+    workspace = open_workspace(mesh)
+    warm(mesh, workspace)
+    late = jax.local_devices()[0] if culprit() else None
+
+    def stall(rank):
+        if late is not None and mesh.devices[rank] == late:
+            time.sleep(1.0)
+            die()
+        return np.float32(0)
+
+    def body(x, w):
+        rank = jax.lax.axis_index("tp")
+        zero = jax.pure_callback(stall, jax.ShapeDtypeStruct((), np.float32), rank)
+        return jax_symm.gemm_all_reduce(
+            x + zero, w, "tp", workspace=workspace, path="host"
+        )
+
+    f = jax.jit(
+        jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None)),
+            out_specs=P(),
+            check_vma=False,
+        )
+    )
+    args = operands(mesh)
+    survive(note, lambda: f(*args).block_until_ready())
+
+
+def alive_but_wrong(note, _):
+    """Process 1 lives but is late, skips a call, makes another, swaps two."""
+    mesh = mesh_of_all()
+    args = operands(mesh)
+    for scenario in (comes_too_late, skips_a_call, makes_another_call, swaps_two_calls):
+        name = scenario.__name__
+        scenario(lambda key, value, name=name: note(f"{name}.{key}", value), mesh, args)
+        with open_workspace(mesh, f"after-{name}") as workspace:
+            y = program(mesh, workspace)(*args)
+            right = (np.asarray(y.addressable_shards[0].data) == 63).all()
+            note(f"{name}.again", bool(right))
+
+
+def comes_too_late(note, mesh, args):
+    """The late one hears the same error as the others."""
+    if culprit():
+        time.sleep(TIMEOUT_S + 1)
+    observe(note, lambda: open_workspace(mesh))
+
+
+def skips_a_call(note, mesh, args):
+    workspace = open_workspace(mesh, "skips")
+    f = program(mesh, workspace)
+    if culprit():
+        time.sleep(TIMEOUT_S + 1)
+    else:
+        observe(note, lambda: f(*args).block_until_ready())
+    workspace.close()
+
+
+def makes_another_call(note, mesh, args):
+    workspace = open_workspace(mesh, "another")
+    f = program(mesh, workspace, "reduce_scatter" if culprit() else "all_reduce")
+    observe(note, lambda: f(*args).block_until_ready())
+    workspace.close()
+
+
+def swaps_two_calls(note, mesh, args):
+    """Opposite order on the two sides is an error or right, never a mix."""
+    workspace = open_workspace(mesh, "swaps")
+    calls = [program(mesh, workspace), program(mesh, workspace, "reduce_scatter")]
+
+    def run():
+        for y in [f(*args) for f in (calls if culprit() else reversed(calls))]:
+            data = np.asarray(y.addressable_shards[0].data)
+            note("mixed", bool((data != 63).any()))
+
+    observe(note, run)
+    workspace.close()
+
+
+def leaves_after_closing(note, _):
+    """A clean exit is no death: the others' workspace has no fault."""
+    mesh = mesh_of_all()
+    workspace = open_workspace(mesh)
+    warm(mesh, workspace)
+    workspace.check()
+    if culprit():
+        workspace.close()
+        os._exit(0)
+    time.sleep(1.0)
+    survive(note, workspace.check)
+
+
+def first_process_dies(note, _):
+    """Documented: JAX ends every process then. Nothing of ours may stay behind."""
+    mesh = mesh_of_all()
+    workspace = open_workspace(mesh)
+    warm(mesh, workspace)
+    note("ready", True)
+    if jax.process_index() == 0:
+        time.sleep(0.5)
+        die()
+    time.sleep(60)
