@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from kernel_layout import FFI, Awaited, Call, Collective, FaultKind, Verdict
+from kernel_layout import FFI, Awaited, Call, Collective, FaultKind, Reducer, Verdict
 from ptx_emulator import Buffer, Kernel, Machine, RunResult, Schedule
-from ptx_emulator.numeric import FROM_F32
+from ptx_emulator.numeric import FROM_F32, TO_F32
 
 NEVER_NS = 1 << 50
 RECORD_NBYTES = 40
+DONE_OFFSET = 512  # in the signal pad
 NVCC = os.environ.get("NVCC") or shutil.which("nvcc")
 
 
@@ -95,7 +96,7 @@ class Launched:
 
 
 def output_rows(call: Call, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a rank's output that are not padding, and which product rows they hold."""
+    """Rows of a rank's output that are not padding, and which product rows they are."""
     row = np.arange(call.total_rows)
     if call.collective == Collective.ALL_REDUCE:
         return row, row
@@ -113,7 +114,13 @@ def expected(launches: Sequence[Launched], rank: int) -> np.ndarray:
     rows = call.batch * call.rows_per_shard if reduce_scatter else call.total_rows
     values = np.zeros((rows, call.n), np.float32)
     values[here] = total[there]
-    return values.view(np.uint32) if call.float32_output else FROM_F32[element](values)
+    if call.float32_output and call.reducer != Reducer.MULTICAST:
+        return values.view(np.uint32)
+    rounded = FROM_F32[element](values)
+    if not call.float32_output:
+        return rounded
+    # The switch returns sums in the type of the operands.
+    return TO_F32[element](rounded).view(np.uint32)
 
 
 class World:
@@ -236,6 +243,13 @@ class World:
         """What each rank's host does when it learns that a peer's process has ended."""
         for word in self.abort_words:
             word.write(np.array([rank + 1], np.uint32))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the workspace look as after that many launches."""
+        for rank in self.ranks:
+            pad = self.workspace.buffer(rank)
+            pad.write(np.array([epoch], np.uint64))
+            pad.write(np.full(len(self.ranks), epoch, np.uint64), DONE_OFFSET)
 
     def faults(self) -> list[Fault | None]:
         return [Fault.read(record) for record in self.records]

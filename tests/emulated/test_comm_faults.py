@@ -1,0 +1,181 @@
+"""What a launch does when a rank is missing, makes another call, or is someone else.
+
+Every rank ends by itself, in bounded time, with NaN instead of old memory, and all of
+them name the same rank.
+"""
+
+from pathlib import Path
+
+import pytest
+from comm_world import NEVER_NS, World, check_results, compile_ptx
+from kernel_layout import Awaited, Call, Collective, FaultKind, Reducer
+from ptx_emulator import Schedule
+
+pytestmark = pytest.mark.requires("nvcc")
+
+SOURCE = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
+TIMEOUT_NS = 2_000_000
+CALLS = {
+    "push_rs": (Reducer.PUSH, Collective.REDUCE_SCATTER),
+    "push_ar": (Reducer.PUSH, Collective.ALL_REDUCE),
+    "pull_ar": (Reducer.PULL, Collective.ALL_REDUCE),
+    "multicast_rs": (Reducer.MULTICAST, Collective.REDUCE_SCATTER),
+}
+
+
+class Ranks:
+    """A world of three ranks on which one kind of call is made again and again."""
+
+    def __init__(self, kernel: str, *, resident_ctas: int = 2):
+        reducer, collective = CALLS[kernel]
+        self.call = Call(ranks=3, rows=70, n=72, reducer=reducer, collective=collective)
+        self.world = World(self.call, resident_ctas=resident_ctas)
+        ptx = compile_ptx(SOURCE, "sm_90a")
+        self._kernel = self.world.machine.load(ptx).kernel(kernel)
+
+    def launch(self, rank: int, call_hash: int = 1, timeout_ns=TIMEOUT_NS, **options):
+        return self.world.launch(
+            rank,
+            self._kernel,
+            self.call,
+            call_hash=call_hash,
+            timeout_ns=timeout_ns,
+            **options,
+        )
+
+    def launch_all(self, call_hash: int = 1) -> list:
+        return [self.launch(rank, call_hash) for rank in range(3)]
+
+    def verdict(self):
+        """The verdict, which must be one and the same on all ranks."""
+        faults = self.world.faults()
+        assert None not in faults, faults
+        assert len({fault.verdict for fault in faults}) == 1, faults
+        return faults[0].verdict
+
+
+@pytest.mark.parametrize("kernel", list(CALLS))
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_rank_that_never_starts_is_named_by_all(kernel, absent):
+    ranks = Ranks(kernel)
+    check_first = ranks.launch_all()
+    ranks.world.run(absent)
+    check_results(check_first)
+
+    launches = ranks.launch_all(2)
+    result = ranks.world.run(absent, Schedule(absent_ranks=[absent]))
+    assert result.virtual_ns < 2 * TIMEOUT_NS
+    # Its host finds out when it comes at last: the launch ends at once.
+    late = ranks.world.run(absent)
+    assert late.virtual_ns < TIMEOUT_NS
+    verdict = ranks.verdict()
+    assert verdict.kind == FaultKind.TIMEOUT
+    assert verdict.blamed == absent
+    assert verdict.reporter != absent
+    assert verdict.epoch == 2
+    assert all(launch.is_poisoned() for launch in launches)
+
+
+def test_the_record_says_what_was_waited_for():
+    ranks = Ranks("push_rs")
+    for rank in (0, 2):
+        ranks.launch(rank, call_hash=5)
+    ranks.launch(1, call_hash=5)
+    ranks.world.run(0, Schedule(absent_ranks=[1]))
+    faults = ranks.world.faults()
+    reporter = faults[0].verdict.reporter
+    fault = faults[reporter]
+    assert fault.awaited == Awaited.PARTIAL
+    assert fault.peer == 1
+    assert fault.seen == 0
+    assert fault.wanted == 1 << 24 | 5
+
+
+def test_calls_queued_behind_a_fault_end_within_one_time_out():
+    ranks = Ranks("push_ar")
+    launches = [launch for _ in range(64) for launch in ranks.launch_all()]
+    result = ranks.world.run(0, Schedule(absent_ranks=[2]))
+    assert result.virtual_ns < 2 * TIMEOUT_NS
+    ranks.world.run(0)
+    assert ranks.verdict().blamed == 2
+    assert all(launch.is_poisoned() for launch in launches)
+
+
+def test_a_skipped_call_is_an_error_and_not_a_wrong_sum():
+    ranks = Ranks("push_rs")
+    first = [ranks.launch(rank, call_hash=10) for rank in (0, 2)]
+    second = ranks.launch_all(11)
+    ranks.world.run(4)
+    verdict = ranks.verdict()
+    assert verdict.kind == FaultKind.OTHER_CALL
+    assert verdict.epoch == 1
+    seen = [fault for fault in ranks.world.faults() if fault.awaited == Awaited.PARTIAL]
+    assert seen
+    assert all({f.seen & 0xFFFFFF, f.wanted & 0xFFFFFF} == {10, 11} for f in seen)
+    assert all(launch.is_poisoned() for launch in [*first, *second])
+
+
+def test_a_call_skipped_for_good_is_a_time_out_that_names_the_rank():
+    ranks = Ranks("push_ar")
+    ranks.launch_all(1)
+    for rank in (0, 1):
+        ranks.launch(rank, call_hash=2)
+    ranks.world.run(0)
+    faults = ranks.world.faults()
+    assert faults[0].verdict == faults[1].verdict
+    assert faults[0].verdict.kind == FaultKind.TIMEOUT
+    assert faults[0].verdict.blamed == 2
+    # The third rank had nothing to wait for; it hears of it in its next launch.
+    assert faults[2] is None
+    ranks.launch(2, call_hash=3)
+    ranks.world.run(0)
+    assert ranks.verdict().blamed == 2
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_another_call_at_one_rank(odd):
+    ranks = Ranks("multicast_rs")
+    launches = [ranks.launch(rank, 20 + (rank == odd)) for rank in range(3)]
+    ranks.world.run(odd)
+    assert ranks.verdict().kind == FaultKind.OTHER_CALL
+    assert any(launch.is_poisoned() for launch in launches)
+
+
+def test_a_mesh_of_another_device_order():
+    ranks = Ranks("push_rs")
+    launches = [
+        ranks.launch(0),
+        ranks.launch(1, axis_index=2),
+        ranks.launch(2, axis_index=1),
+    ]
+    ranks.world.run(3)
+    ranks.launch_all()
+    ranks.world.run(3)
+    verdict = ranks.verdict()
+    assert verdict.kind == FaultKind.WRONG_RANK
+    assert verdict.blamed in (1, 2)
+    fault = ranks.world.faults()[verdict.blamed]
+    assert {fault.seen, fault.wanted} == {1, 2}
+    assert launches[1].is_poisoned()
+    assert launches[2].is_poisoned()
+
+
+def test_the_death_of_a_process_ends_the_wait_before_its_deadline():
+    ranks = Ranks("pull_ar")
+    launches = [ranks.launch(rank, timeout_ns=NEVER_NS) for rank in (0, 1)]
+    ranks.world.lose(2)
+    ranks.world.run(0)
+    faults = ranks.world.faults()[:2]
+    assert all(fault.verdict.kind == FaultKind.PEER_LOST for fault in faults)
+    assert all(fault.verdict.blamed == 2 for fault in faults)
+    assert all(launch.is_poisoned() for launch in launches)
+
+
+def test_a_single_rank_with_the_wrong_index_gets_nan():
+    call = Call(ranks=1, rows=70, n=72)
+    world = World(call)
+    kernel = world.machine.load(compile_ptx(SOURCE, "sm_90a")).kernel("push_rs")
+    launch = world.launch(0, kernel, call, axis_index=3)
+    world.run(0)
+    assert launch.is_poisoned()
+    assert world.faults()[0].verdict.kind == FaultKind.WRONG_RANK

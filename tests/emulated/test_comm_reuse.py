@@ -1,0 +1,92 @@
+"""One workspace, many launches: nothing earlier is taken for something later."""
+
+import random
+from pathlib import Path
+
+import pytest
+from comm_world import NEVER_NS, World, check_results, compile_ptx
+from kernel_layout import Call, Collective, Reducer
+from ptx_emulator import EmulationError, Schedule
+
+pytestmark = pytest.mark.requires("nvcc")
+
+SOURCE = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
+KERNELS = {
+    "push_rs": (Reducer.PUSH, Collective.REDUCE_SCATTER),
+    "push_ar": (Reducer.PUSH, Collective.ALL_REDUCE),
+    "pull_rs": (Reducer.PULL, Collective.REDUCE_SCATTER),
+    "pull_ar": (Reducer.PULL, Collective.ALL_REDUCE),
+    "multicast_rs": (Reducer.MULTICAST, Collective.REDUCE_SCATTER),
+    "multicast_ar": (Reducer.MULTICAST, Collective.ALL_REDUCE),
+}
+
+
+def _call(kernel: str, ranks: int, rows: int, n: int = 64) -> Call:
+    reducer, collective = KERNELS[kernel]
+    return Call(ranks=ranks, rows=rows, n=n, reducer=reducer, collective=collective)
+
+
+def test_fifty_launches_of_changing_shape_and_kind():
+    chance = random.Random(5)
+    world = World(_call("push_ar", 3, 72), resident_ctas=2)
+    module = world.machine.load(compile_ptx(SOURCE, "sm_90a"))
+    calls = []
+    for number in range(50):
+        kernel = chance.choice(list(KERNELS))
+        call = _call(
+            kernel, 3, chance.choice([1, 2, 30, 65, 70]), chance.choice([8, 64])
+        )
+        calls.append(
+            [
+                world.launch(rank, module.kernel(kernel), call, call_hash=number)
+                for rank in world.ranks
+            ]
+        )
+    world.run(11, Schedule(slow_rank=1))
+    for launches in calls:
+        check_results(launches)
+    assert world.faults() == [None] * 3
+
+
+def _fails_somewhere(kernel: str, options: tuple[str, ...]) -> bool:
+    """Whether four launches in a row go wrong, or are reported, for some seed."""
+    call = _call(kernel, 2, 66)
+    for seed in range(4):
+        world = World(call, resident_ctas=2, seed=seed)
+        loaded = world.machine.load(compile_ptx(SOURCE, "sm_90a", options))
+        calls = [
+            [
+                world.launch(
+                    rank, loaded.kernel(kernel), call, call_hash=n, timeout_ns=NEVER_NS
+                )
+                for rank in world.ranks
+            ]
+            for n in range(4)
+        ]
+        try:
+            world.run(seed, Schedule(slow_rank=seed % 2))
+            for launches in calls:
+                check_results(launches)
+        except (AssertionError, EmulationError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("kernel", ["push_rs", "pull_ar", "multicast_rs"])
+def test_without_the_wait_for_the_previous_launch_it_goes_wrong(kernel):
+    assert not _fails_somewhere(kernel, ())
+    assert _fails_somewhere(kernel, ("-DJAX_SYMM_MUTANT_NO_DONE_WAIT",))
+
+
+def test_a_long_lived_workspace_passes_the_epoch_of_32_bits():
+    call = _call("push_ar", 2, 66)
+    world = World(call)
+    kernel = world.machine.load(compile_ptx(SOURCE, "sm_90a")).kernel("push_ar")
+    world.set_epoch(2**32 - 2)
+    calls = [
+        [world.launch(rank, kernel, call) for rank in world.ranks] for _ in range(3)
+    ]
+    world.run(0)
+    for launches in calls:
+        check_results(launches)
+    assert world.faults() == [None] * 2
