@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from comm_world import NEVER_NS, World, check_results, compile_ptx
+from comm_world import World, check_results, compile_ptx
 from kernel_layout import Call, Collective, Reducer
 from ptx_emulator import EmulationError, Schedule
 
@@ -50,18 +50,16 @@ def test_fifty_launches_of_changing_shape_and_kind():
 
 def _fails_somewhere(kernel: str, options: tuple[str, ...]) -> bool:
     """Whether four launches in a row go wrong, or are reported, for some seed."""
-    call = _call(kernel, 2, 66)
-    for seed in range(4):
-        world = World(call, resident_ctas=2, seed=seed)
+    rows = [66, 34, 66, 2]
+    for seed in range(3):
+        world = World(_call(kernel, 2, 66), resident_ctas=2, seed=seed)
         loaded = world.machine.load(compile_ptx(SOURCE, "sm_90a", options))
         calls = [
             [
-                world.launch(
-                    rank, loaded.kernel(kernel), call, call_hash=n, timeout_ns=NEVER_NS
-                )
+                world.launch(rank, loaded.kernel(kernel), _call(kernel, 2, m))
                 for rank in world.ranks
             ]
-            for n in range(4)
+            for m in rows
         ]
         try:
             world.run(seed, Schedule(slow_rank=seed % 2))
@@ -72,7 +70,9 @@ def _fails_somewhere(kernel: str, options: tuple[str, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kernel", ["push_rs", "pull_ar", "multicast_rs"])
+# All-reduces in place are not among them: whoever has all results knows that every owner
+# has read its partial. Others lay out their buffers anew for another number of rows.
+@pytest.mark.parametrize("kernel", ["push_rs", "push_ar", "pull_rs", "multicast_rs"])
 def test_without_the_wait_for_the_previous_launch_it_goes_wrong(kernel):
     assert not _fails_somewhere(kernel, ())
     assert _fails_somewhere(kernel, ("-DJAX_SYMM_MUTANT_NO_DONE_WAIT",))

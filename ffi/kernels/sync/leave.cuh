@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/sync/signals.cuh"
 #include "kernels/sync/warp.cuh"
@@ -18,6 +19,9 @@ __device__ inline void LeaveLaunch(const KernelParams& params) {
   // Acquire-release: every other CTA's reads, claims and report come before what follows.
   if (lane == 0) left = ptx::AtomicAddAcqRelGpu(&pad->left, 1);
   if (__shfl_sync(kFullWarp, left, 0) != gridDim.x - 1) return;
+  __syncwarp();  // a shuffle orders no memory
+  // This rank read partials by the multicast address; their next writers use unicast ones.
+  if (params.multicast_workspace.value != 0) ptx::FenceProxyAlias();
 
   const uint64_t epoch = ReadLaunchTag(params).epoch;
   // Pairs with the acquire before the first store of each peer's next launch.

@@ -85,6 +85,7 @@ __device__ bool WaitForRanks(const KernelParams& params, const LaunchTag& tag, c
     const uint64_t* word = peer < params.ranks ? word_of(peer) : nullptr;
     if (!spin_internal::SpinWarp(params, tag, wait, peer, word)) return false;
   }
+  __syncwarp();  // a vote orders no memory; this hands every lane what each has acquired
   return true;
 }
 
