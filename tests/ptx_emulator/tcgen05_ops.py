@@ -287,7 +287,7 @@ def _execute(
     layout = _layout(m, n, group, lane)
     old = np.zeros((m, n), f4) if accumulate else None
     if shape.d_type != "f32":
-        raise EmulationError("unsupported", "f16 accumulators in tensor memory")
+        raise EmulationError("descriptor", "f16 accumulators are not modelled")
     for cta, (rows, columns, lanes, places, stripes) in zip(ctas, layout, strict=True):
         if op is not None:
             used = np.arange(first + int(places.min()), first + int(places.max()) + 1)
