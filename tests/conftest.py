@@ -10,6 +10,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import subprocess
 
 import pytest
 
@@ -49,7 +50,28 @@ def _no_nvcc() -> str | None:
     return None if shutil.which("nvcc") else "nvcc is not on PATH"
 
 
-_PROBES = {"gpu": _no_gpu, "nvcc": _no_nvcc}
+def _no_hopper() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        return "nvidia-smi is not on PATH"
+    found = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    if "9.0" in found.split():
+        return None
+    return f"no GPU of compute capability 9.0, found {found.split()}"
+
+
+def _no_cutlass() -> str | None:
+    if importlib.util.find_spec("cutlass_library"):
+        return None
+    return "the package nvidia-cutlass is not installed"
+
+
+_PROBES = {
+    "gpu": _no_gpu,
+    "hopper": _no_hopper,
+    "nvcc": _no_nvcc,
+    "cutlass": _no_cutlass,
+}
 
 
 def pytest_configure(config):

@@ -144,6 +144,8 @@ def _compile(anchor: GemmAnchor, cutlass: Path, target: Path) -> None:
             f"-gencode=arch=compute_{anchor.arch}a,code=sm_{anchor.arch}a",
             f"-I{cutlass / 'include'}",
             f"-I{cutlass / 'tools/util/include'}",
+            # Where the wheels of the toolkit keep the runtime that nvcc links.
+            f"-L{Path(_nvcc()).resolve().parents[1] / 'lib'}",
             "--keep",
             f"--keep-dir={kept}",
             "-o",

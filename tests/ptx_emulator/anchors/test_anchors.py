@@ -11,11 +11,11 @@ import os
 import pytest
 
 from ptx_emulator.anchors import cutlass
-from ptx_emulator.anchors.conditions import require_compiler
 from ptx_emulator.anchors.cutlass import GemmAnchor
 from ptx_emulator.anchors.gemm_run import run_gemm
 from ptx_emulator.schedule import ADVERSARIAL
 
+pytestmark = pytest.mark.requires("nvcc", "cutlass")
 FULL = os.environ.get("JAX_SYMM_TEST_FULL") == "1"
 ALWAYS = (cutlass.SM100_ONE_SM, cutlass.SM90_WGMMA)
 SIZES = {
@@ -47,17 +47,11 @@ def runs() -> list:
     ]
 
 
-@pytest.fixture(scope="module")
-def build():
-    require_compiler()
-    return cutlass.build
-
-
 @pytest.mark.parametrize(("anchor", "sizes", "seed", "schedule"), runs())
-def test_gemm_is_right(
-    build, anchor: GemmAnchor, sizes, seed, schedule, record_property
-):
-    run = run_gemm(anchor, build(anchor), sizes, seed, schedule=ADVERSARIAL[schedule])
+def test_gemm_is_right(anchor: GemmAnchor, sizes, seed, schedule, record_property):
+    run = run_gemm(
+        anchor, cutlass.build(anchor), sizes, seed, schedule=ADVERSARIAL[schedule]
+    )
     record_property("warp_instructions", run.result.instructions)
     record_property("seconds", round(run.result.seconds, 3))
     assert run.wrong == 0

@@ -34,6 +34,7 @@ ATTEMPTS = (
     Attempt((3, 3), 64, 1, IMPATIENT),
     Attempt((2, 2), 448, 1, Schedule(async_rate=0.1, late_write_rate=0.5)),
     Attempt((3, 3), 64, 2, STARVED),
+    Attempt((1, 2), 192, 1, Schedule(async_rate=0.9, starved_warp=2)),  # the load warp
 )
 SCHEDULES = len(ATTEMPTS)
 

@@ -11,11 +11,11 @@ import os
 import pytest
 
 from ptx_emulator.anchors import cutlass
-from ptx_emulator.anchors.conditions import require_compiler
 from ptx_emulator.mutation import rules, score
 from ptx_emulator.mutation.anchor_runner import SCHEDULES, runner
 from ptx_emulator.mutation.known import known_mutants
 
+pytestmark = pytest.mark.requires("nvcc", "cutlass")
 FULL = os.environ.get("JAX_SYMM_TEST_FULL") == "1"
 SAMPLED = (cutlass.SM100_ONE_SM, cutlass.SM90_WGMMA)
 JUDGED = (*SAMPLED, cutlass.SM100_TWO_SM) if FULL else SAMPLED
@@ -23,17 +23,11 @@ SAMPLE = 30  # of each anchor
 PARTS = 10  # so that parallel workers share an anchor
 
 
-@pytest.fixture(scope="module")
-def build():
-    require_compiler()
-    return cutlass.build
-
-
 @pytest.mark.timeout(3600 if FULL else 600)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("anchor", JUDGED, ids=lambda anchor: anchor.name)
-def test_mutants_are_noticed(build, anchor, part):
-    built, known = build(anchor), known_mutants(anchor)
+def test_mutants_are_noticed(anchor, part):
+    built, known = cutlass.build(anchor), known_mutants(anchor)
     run = runner(anchor, built)
     mutants = rules.mutants(built.ptx)
     chosen = mutants if FULL else score.sample(mutants, SAMPLE)
@@ -49,8 +43,8 @@ def test_mutants_are_noticed(build, anchor, part):
 
 
 @pytest.mark.parametrize("anchor", JUDGED, ids=lambda anchor: anchor.name)
-def test_records_name_real_mutants_and_edges(build, anchor):
-    ptx, known = build(anchor).ptx, known_mutants(anchor)
+def test_records_name_real_mutants_and_edges(anchor):
+    ptx, known = cutlass.build(anchor).ptx, known_mutants(anchor)
     score.check_equivalents(ptx, known.equivalent)
     names = {mutant.name for mutant in rules.mutants(ptx)}
     assert names >= {*known.equivalent, *known.unexplained}
