@@ -1,7 +1,9 @@
 """A functional emulator of the PTX that our kernels use, for several ranks, with an ordering checker."""
 
+from .buffers import Buffer, SymmetricBuffer
 from .errors import EmulationError, Report
-from .machine import Buffer, Kernel, Machine, RunResult, SymmetricBuffer
+from .loading import Kernel, LoadedModule
+from .machine import Machine, RunResult
 from .schedule import ADVERSARIAL, Schedule
 from .tensor_map import TensorMap, decode_tensor_map, encode_tensor_map
 
@@ -10,6 +12,7 @@ __all__ = [
     "Buffer",
     "EmulationError",
     "Kernel",
+    "LoadedModule",
     "Machine",
     "Report",
     "RunResult",

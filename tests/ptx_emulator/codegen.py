@@ -296,7 +296,7 @@ class Emitter:
         """A function of the warp that evaluates operand expressions, each broadcast to 32 lanes, as a tuple."""
         body = ", ".join(f"lanes32({c})" for c in codes)
         self.environment["lanes32"] = lanes32
-        return eval(f"lambda w: (lambda R: ({body},))(w.R)", self.environment)  # noqa: S307
+        return eval(f"lambda w: (lambda R: ({body},))(w.R)", self.environment)
 
     def expect(self, *counts: int) -> None:
         if len(self.instruction.operands) not in counts:

@@ -31,7 +31,6 @@ class Bytes:
         self.data = np.full(padded, 0xA5, np.uint8)
         self.valid = np.zeros(padded, np.uint8)
         self.shadow = None
-        self.rank: int | None = None
         self.watch = None
         self.shared = False
         self._views: dict[tuple[int, int], tuple] = {}
@@ -92,7 +91,6 @@ class Window:
     size: int
     replicas: list[Bytes]
     multicast: bool
-    offset: int = 0
 
     @property
     def end(self) -> int:

@@ -42,7 +42,7 @@ FROM_F32 = {"bf16": f32_to_bf16, "f16": f32_to_f16}
 
 
 def fma_f32(a, b, c):
-    """a * b + c rounded once: the product is exact in f64, the sum is rounded to odd before the last rounding."""
+    """A * b + c rounded once: the product is exact in f64, the sum is rounded to odd before the last rounding."""
     product = np.asarray(a, f4).astype(f8) * np.asarray(b, f4).astype(f8)
     c = np.asarray(c, f4).astype(f8)
     total = np.atleast_1d(product + c)
@@ -123,7 +123,7 @@ def leading_zeros(x):
 
 
 def highest_bit(x):
-    """bfind of an unsigned value: position of the top set bit, all ones when there is none."""
+    """Bfind of an unsigned value: position of the top set bit, all ones when there is none."""
     x = np.atleast_1d(x)
     lead = leading_zeros(x)
     return np.where(x == 0, u4(0xFFFFFFFF), u4(x.dtype.itemsize * 8 - 1) - lead)
@@ -268,7 +268,7 @@ def packed_f16(op):
 
 
 def pack2(high, low, kind: str):
-    """cvt to a packed pair: the first operand goes to the upper half."""
+    """Cvt to a packed pair: the first operand goes to the upper half."""
     narrow = FROM_F32[kind]
     return (np.asarray(narrow(high)).astype(u4) << u4(16)) | np.asarray(
         narrow(low)

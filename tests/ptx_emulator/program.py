@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import (
-    alu,
-    barrier_ops,
-    bulk_ops,
-    clc_ops,
-    control_ops,
-    matrix_ops,
-    memory_ops,
-    tcgen05_ops,
-    wgmma_ops,
-)  # noqa: F401
+from . import instructions  # noqa: F401  fills the table of forms
 from .codegen import Emitter, find_form, shared_symbols
 from .errors import EmulationError
+from .instructions.control import EXIT
 from .memory import PARAM_WINDOW
 from .ptx import Function, Instruction, Module
 
@@ -106,7 +97,7 @@ class Program:
         if run:
             self._close(e, run)
         end = len(code)
-        self.blocks[end] = Block(end, end, 1, body=lambda w, lanes: control_ops.EXIT)
+        self.blocks[end] = Block(end, end, 1, body=lambda w, lanes: EXIT)
 
     def _asynchronous_registers(self) -> set[int]:
         """Registers that an asynchronous operation may still be writing, through moves as well."""
@@ -145,20 +136,20 @@ class Program:
             return [
                 (
                     None,
-                    f"if w.pending_registers and w.rename({target}, {source}, ACT): pass",
+                    f"if w.in_flight: w.rename({target}, {source}, ACT)",
                 ),
                 (target, code),
             ]
         lines = [
             (
                 None,
-                f"if w.pending_registers: w.check_pending({tuple(touched)}, {i.pc})",
+                f"if w.in_flight: w.check_in_flight({tuple(touched)})",
             ),
             *e.lines,
         ]
         written = tuple(r for r in e.writes if r in asynchronous)
         if written and i.mnemonic != "mov":
-            lines.append((None, f"w.dirty_registers.update({written})"))
+            lines.append((None, f"w.unfenced.update({written})"))
         return lines
 
     def _step(
@@ -170,8 +161,8 @@ class Program:
                 inner = body
 
                 def body(w, lanes):
-                    if w.pending_registers:
-                        w.check_pending(touched, i.pc)
+                    if w.in_flight:
+                        w.check_in_flight(touched)
                     return inner(w, lanes)
 
         guard = None
@@ -206,7 +197,7 @@ class Program:
         exec(
             compile(source, f"<{self.function.name} line {run[0][0].line}>", "exec"),
             e.environment,
-        )  # noqa: S102
+        )
         environment = e.environment
         self.blocks[first] = Block(
             first,

@@ -34,11 +34,18 @@ class Launch:
     parameters: np.ndarray
     globals: dict[str, int]
     index: int
-    pending: list[tuple[int, int, int]] = field(default_factory=list)
+    pending: list[tuple[int, int, int]] = field(init=False)
     resident: list[Cluster] = field(default_factory=list)
     started: bool = False
     clocks: object = None
     agents: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Lists the origins of the clusters that have not started."""
+        starts = [range(0, g, c) for g, c in zip(self.grid, self.cluster, strict=True)]
+        self.pending = [
+            (x, y, z) for z in starts[2] for y in starts[1] for x in starts[0]
+        ]
 
     @property
     def threads(self) -> int:
@@ -74,6 +81,7 @@ class Cluster:
         ]
         self.live_warps = 0
         self.pending_work = 0
+        self.cta_group: int | None = None
 
     def all_warps(self) -> list[Warp]:
         return [w for cta in self.ctas for w in cta.warps]
@@ -112,6 +120,8 @@ class Cta:
         self.mbarriers: dict[int, object] = {}
         self.tensor = TensorMemory(self.name)
         self.warps: list[Warp] = []
+        self.warpgroups: dict[int, object] = {}
+        self.starved: int | None = None
         self.live_warps = 0
         self.free_registers = 0
         self.special = {

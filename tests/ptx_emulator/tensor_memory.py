@@ -14,6 +14,9 @@ class TensorMemory:
     def __init__(self, owner: str):
         self.owner = owner
         self.permit = True
+        self.granted: dict[int, int] = {}  # warp -> first column, until it takes it
+        self.requests: dict[int, object] = {}  # CTA rank -> warp, kept by the even CTA
+        self.issuer: int | None = None  # CTA rank that issues for the pair
         self.allocations: dict[int, int] = {}
         self.data: np.ndarray | None = None
         self.valid: np.ndarray | None = None

@@ -575,7 +575,7 @@ class TestProgress:
     def test_time_jumps_to_a_deadline(self):
         """A wait of ten minutes that nothing ends but the clock."""
         text = module(
-            f"""mov.u64 %rd1, %globaltimer;
+            """mov.u64 %rd1, %globaltimer;
             add.u64 %rd2, %rd1, 600000000000;
             AGAIN:
             ld.acquire.sys.global.u32 %r1, [%flag];

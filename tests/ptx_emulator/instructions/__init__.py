@@ -1,0 +1,41 @@
+"""The instruction table, one family a file; importing the package fills `FORMS`."""
+
+from . import (
+    alu,
+    atomics,
+    barriers,
+    bulk_copies,
+    clc,
+    control,
+    fences,
+    loads_stores,
+    matrix,
+    mbarriers,
+    multimem,
+    tensor_allocation,
+    tensor_copies,
+    tensor_data,
+    tensor_mma,
+    warp_collectives,
+    wgmma,
+)
+
+__all__ = [
+    "alu",
+    "atomics",
+    "barriers",
+    "bulk_copies",
+    "clc",
+    "control",
+    "fences",
+    "loads_stores",
+    "matrix",
+    "mbarriers",
+    "multimem",
+    "tensor_allocation",
+    "tensor_copies",
+    "tensor_data",
+    "tensor_mma",
+    "warp_collectives",
+    "wgmma",
+]

@@ -1,0 +1,1 @@
+"""The ordering checker: happens-before with scopes, proxies, aliases and tcgen05 fences."""

@@ -1,0 +1,187 @@
+"""The ordering checker: is every pair of conflicting accesses ordered as PTX demands?
+
+Execution is sequentially consistent; the checker decides whether it had to be. The
+rules, and what is left out, are in the emulator's README.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .accesses import Access
+from .asynchronous import AsynchronousOrder
+from .clocks import ALIAS, ALL, FOREVER, ROWS, WarpClocks, join, widen
+from .shadow import Shadow
+from .strong import Location, StrongAccess, inclusive, narrower, place_of
+
+if TYPE_CHECKING:
+    from ..machine import Machine
+    from ..memory import Bytes
+    from ..state import Launch
+    from ..warp import Warp
+
+LARGEST_ACCESS = 32
+
+
+class Checker(AsynchronousOrder):
+    def __init__(self, machine: Machine):
+        super().__init__(machine)
+        self.streams = [np.zeros((1, self.capacity), np.int32)] * machine.ranks
+
+    # Life of runs, launches and warps ------------------------------------------------
+
+    def begin(self, on_race: str) -> None:
+        """A run starts: the host has waited for everything before it."""
+        if on_race not in ("raise", "collect"):
+            raise ValueError(f"on_race {on_race!r}, expected 'raise' or 'collect'")
+        self.raise_reports = on_race == "raise"
+        self.reports, self._seen = [], set()
+        known = np.zeros((1, self.capacity), np.int32)
+        known[0, : self.agents] = FOREVER
+        self.streams = [known.copy() for _ in self.streams]
+
+    def start_warp(self, w: Warp, launch: Launch) -> None:
+        """A warp knows what its stream did before; a kernel boundary fences it all."""
+        agent = self.agent(launch)
+        known = widen(self.streams[launch.rank], self.capacity)
+        w.clocks = WarpClocks(agent, w.exists, np.repeat(known, ROWS, axis=0))
+
+    def end_warp(self, w: Warp) -> None:
+        for g in w.clocks.groups:
+            w.cta.launch.clocks = join(w.cta.launch.clocks, g.rows[:1])
+
+    def end_launch(self, launch: Launch) -> None:
+        """All that the launch did is visible to the next launch of its rank."""
+        known = join(widen(self.streams[launch.rank], self.capacity), launch.clocks)
+        known[0, launch.agents] = FOREVER
+        self.streams[launch.rank] = known
+
+    # Strong accesses -----------------------------------------------------------------
+
+    def strong(
+        self,
+        w: Warp,
+        lanes: np.ndarray,
+        memory: Bytes,
+        offsets: np.ndarray,
+        size: int,
+        kind: str,
+        sem: str,
+        scope: str,
+        pc: int,
+    ) -> None:
+        """A relaxed, acquire or release "read", "write" or "update" of some lanes.
+
+        Strong accesses do not race among themselves where their scopes include each
+        other; with weak accesses they do.
+        """
+        shadow = self.shadow_of(memory)
+        granules = shadow.granules(offsets, size)
+        shadow.mark_sync(granules)
+        write = kind != "read"
+        for n, lane in enumerate(lanes.tolist()):
+            offset = int(offsets[n])
+            location = shadow.locations.get(offset)
+            if location is None:
+                location = shadow.locations[offset] = Location(size)
+            access = StrongAccess(
+                w.clocks.agent, lane, w.clocks.clock, place_of(w), scope, write,
+                self.site(w, pc),
+            )  # fmt: skip
+            self._against_weak(w, lane, shadow, granules[n : n + 1], access)
+            self._against_other_scopes(w, location, access)
+            location.note(access)
+            self._order(w, location, access, kind, sem)
+
+    def _against_weak(self, w: Warp, lane: int, shadow, granules, strong) -> None:
+        """A strong access still needs order with the weak accesses of others."""
+        c = w.clocks
+        group = c.group_of(lane)
+        group.rows = widen(group.rows, self.capacity)
+        only = np.array([lane], np.int32)
+        who = np.array([[c.agent << 8 | lane << 2]], np.int32)
+        fenced = c.fenced[ALIAS][only]
+        access = Access(
+            group.rows, ALL, ALL, who, c.clock, strong.site, 0, only, fenced
+        )
+        self._check(shadow, "writer", granules, access, ALL, False)
+        if strong.write:
+            self._check(shadow, "reader", granules, access, ALL, False)
+
+    def against_strong(
+        self, access: Access, shadow: Shadow, granules: np.ndarray, write: bool
+    ) -> None:
+        """A weak or asynchronous access against strong ones: ordered, or both reads."""
+        granules = np.atleast_2d(granules)
+        touched = np.nonzero(shadow.sync[granules].any(1))[0]
+        for n in touched:
+            low = int(granules[n, 0]) << shadow.shift
+            high = (int(granules[n, -1]) + 1) << shadow.shift
+            lane = None if access.lanes is None else int(access.lanes[n])
+            for start in range(low - LARGEST_ACCESS, high, 1 << shadow.shift):
+                location = shadow.locations.get(start)
+                if location is None or start + location.size <= low:
+                    continue
+                for entry in location.accesses.values():
+                    if not (write or entry.write):
+                        continue
+                    if not self._covers(access.rows, access.agent, lane, entry):
+                        note = "a strong and a weak access to one location"
+                        self.report(
+                            "race", entry.site, entry.lane, access.site, lane, note
+                        )
+
+    def _covers(self, rows, agent: int, lane: int | None, entry) -> bool:
+        if entry.agent == agent and entry.lane == lane:
+            return True
+        single = self.lane_agents[entry.agent, entry.lane]
+        known = max(rows[ALL, entry.agent], rows[ALL, single] if single else 0)
+        return known >= entry.when
+
+    def _against_other_scopes(self, w: Warp, location: Location, access) -> None:
+        narrow = [
+            (place, scope, write)
+            for place, scope, write in location.kinds
+            if (access.write or write)
+            and not inclusive(place, scope, access.place, access.scope)
+        ]
+        if not narrow:
+            return
+        rows = widen(w.clocks.group_of(access.lane).rows, self.capacity)
+        for entry in location.accesses.values():
+            kind = (entry.place, entry.scope, entry.write)
+            if kind in narrow and not self._covers(
+                rows, access.agent, access.lane, entry
+            ):
+                note = f".{entry.scope} and .{access.scope} do not include each other"
+                self.report(
+                    "scope", entry.site, entry.lane, access.site, access.lane, note
+                )
+
+    def _order(self, w: Warp, location: Location, access, kind: str, sem: str) -> None:
+        """Acquires what the location has, then releases to it."""
+        c, lane = w.clocks, access.lane
+        only = np.arange(32) == lane
+        if kind != "write":
+            for released in location.releases.values():
+                if not inclusive(
+                    released.place, released.scope, access.place, access.scope
+                ):
+                    continue
+                if sem in ("acquire", "acq_rel"):
+                    self.acquire(w, only, released.rows)
+                else:
+                    c.observed[lane][id(released)] = (released, access.scope)
+        if kind == "read":
+            return
+        if kind == "write":
+            location.releases.clear()
+        if sem in ("release", "acq_rel"):
+            rows = self.publish(w, only, None)
+            location.release(access.place, access.scope, rows)
+        elif c.released[lane] is not None:
+            rows, fence_scope = c.released[lane]
+            scope = narrower(access.scope, fence_scope)
+            location.release(access.place, scope, rows.copy())
