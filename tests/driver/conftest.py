@@ -7,15 +7,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from fake_cuda.launch import FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine
 from hub import Hub
 
 # The launcher of processes that JAX joins.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "host"))
-
-NOTHING = dict.fromkeys(
-    ("handles", "mappings", "ranges", "descriptors", "objects", "slots"), 0
-)
 
 
 @pytest.fixture(scope="session")

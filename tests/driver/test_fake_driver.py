@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 import pytest
-from fake_cuda.launch import FakeMachine, library
+from fake_cuda.launch import NOTHING, FakeMachine, library
 from fake_cuda.model import FABRIC, MIB, POSIX_FD
 from hub import Hub
 
@@ -409,7 +409,7 @@ def test_killed_process_gives_everything_back(
     machine: FakeMachine, hubs: dict[int, Hub]
 ) -> None:
     from ranks import Setup
-    from test_matrix import GROUPS, NOTHING, eventually
+    from test_matrix import GROUPS, eventually
 
     hubs[3].run("open_kept", {"setup": Setup("kill", GROUPS["several"])})
     assert machine.counts()["slots"] == 1

@@ -7,8 +7,7 @@ from typing import Any
 
 import launcher
 import pytest
-from conftest import NOTHING
-from fake_cuda.launch import FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine
 
 RANKS = 3
 PROGRAM = str(pathlib.Path(__file__).with_name("jax_ranks"))

@@ -13,8 +13,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conftest import NOTHING
-from fake_cuda.launch import FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine
 from hub import Hub, Lost
 from ranks import Seen, Setup
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import NOTHING
-from fake_cuda.launch import FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine
 from hub import Hub
 from ranks import MIB, Seen, Setup
 from test_matrix import one_verdict

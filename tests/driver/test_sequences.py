@@ -7,8 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from conftest import NOTHING
-from fake_cuda.launch import FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine
 from hub import Hub
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

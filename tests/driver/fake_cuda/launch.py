@@ -14,6 +14,11 @@ from typing import Any
 _HERE = pathlib.Path(__file__).parent
 _REPOSITORY = _HERE.parents[2]
 
+#: `counts()` of a machine on which nothing is left.
+NOTHING = dict.fromkeys(
+    ("handles", "mappings", "ranges", "descriptors", "objects", "slots"), 0
+)
+
 
 @functools.cache
 def library() -> pathlib.Path:
