@@ -1,4 +1,4 @@
-"""Programs of the ranks in test_memory.py: JAX on a GPU that processes share."""
+"""Programs of the ranks in test_gpu_memory.py: JAX on a GPU that processes share."""
 
 import jax
 import jax.numpy as jnp
