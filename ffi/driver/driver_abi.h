@@ -35,6 +35,9 @@ struct Uuid {
 };
 
 enum DeviceAttribute : int {
+  kMultiprocessorCount = 16,
+  kComputeCapabilityMajor = 75,
+  kComputeCapabilityMinor = 76,
   kVirtualMemorySupported = 102,
   kPosixFdSupported = 103,
   kFabricSupported = 128,
@@ -83,6 +86,54 @@ struct MulticastProp {
 struct FabricHandle {
   unsigned char data[64];
 };
+
+// What it takes to load kernels and launch them.
+using Library = void*;
+using Kernel = void*;
+using Stream = void*;
+using Event = void*;
+
+inline constexpr int kMaxDynamicSharedBytes = 8;  // CUfunction_attribute
+inline constexpr int kNumRegisters = 4;
+inline constexpr int kLocalBytes = 3;
+inline constexpr int kLaunchClusterDimension = 4;  // CUlaunchAttributeID
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostAllocPortable = 1;
+inline constexpr unsigned kHostAllocMapped = 2;
+inline constexpr int kStreamCaptureNone = 0;
+
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+/// CUtensorMap: opaque, passed to kernels by value.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+inline constexpr int kTensorFloat16 = 6;  // CUtensorMapDataType
+inline constexpr int kTensorBfloat16 = 9;
+inline constexpr int kTensorSwizzle128B = 3;
+inline constexpr int kTensorPromotion256B = 3;
+
+static_assert(sizeof(LaunchAttribute) == 72);
+static_assert(sizeof(LaunchConfig) == 56);
 
 static_assert(sizeof(void*) == 8 && sizeof(int) == 4, "the CUDA driver's 64-bit ABI");
 

@@ -62,8 +62,37 @@ namespace jax_symm::driver {
   X(cuMulticastUnbind, 12010,                                                           \
     (MemHandle handle, Device device, size_t multicast_offset, size_t nbytes))
 
-#define JAX_SYMM_DRIVER_FUNCTIONS(X) \
-  JAX_SYMM_DRIVER_CORE_FUNCTIONS(X)  \
+#define JAX_SYMM_DRIVER_LAUNCH_FUNCTIONS(X)                                                      \
+  X(cuLibraryLoadData, 12000,                                                                    \
+    (Library * library, const void* code, int* jit_options, void** jit_values, unsigned num_jit, \
+     int* options, void** values, unsigned num_options))                                         \
+  X(cuLibraryUnload, 12000, (Library library))                                                   \
+  X(cuLibraryGetKernel, 12000, (Kernel * kernel, Library library, const char* name))             \
+  X(cuKernelGetAttribute, 12000, (int* value, int attribute, Kernel kernel, Device device))      \
+  X(cuKernelSetAttribute, 12000, (int attribute, int value, Kernel kernel, Device device))       \
+  X(cuKernelGetFunction, 12000, (void** function, Kernel kernel))                                \
+  X(cuLaunchKernelEx, 11060,                                                                     \
+    (const LaunchConfig* config, Kernel kernel, void** parameters, void** extra))                \
+  X(cuOccupancyMaxActiveClusters, 11070,                                                         \
+    (int* clusters, Kernel kernel, const LaunchConfig* config))                                  \
+  X(cuTensorMapEncodeTiled, 12000,                                                               \
+    (TensorMap * map, int type, uint32_t rank, void* address, const uint64_t* dims,              \
+     const uint64_t* strides_bytes, const uint32_t* box, const uint32_t* element_strides,        \
+     int interleave, int swizzle, int promotion, int out_of_bounds))                             \
+  X(cuMemHostAlloc, 2020, (void** host, size_t nbytes, unsigned flags))                          \
+  X(cuMemFreeHost, 2000, (void* host))                                                           \
+  X(cuMemHostGetDevicePointer, 3020, (DevicePtr * address, void* host, unsigned flags))          \
+  X(cuEventCreate, 2000, (Event * event, unsigned flags))                                        \
+  X(cuEventDestroy, 4000, (Event event))                                                         \
+  X(cuEventRecord, 2000, (Event event, Stream stream))                                           \
+  X(cuEventQuery, 2000, (Event event))                                                           \
+  X(cuEventSynchronize, 2000, (Event event))                                                     \
+  X(cuStreamWaitEvent, 3020, (Stream stream, Event event, unsigned flags))                       \
+  X(cuStreamIsCapturing, 10000, (Stream stream, int* status))
+
+#define JAX_SYMM_DRIVER_FUNCTIONS(X)  \
+  JAX_SYMM_DRIVER_CORE_FUNCTIONS(X)   \
+  JAX_SYMM_DRIVER_LAUNCH_FUNCTIONS(X) \
   JAX_SYMM_DRIVER_MULTICAST_FUNCTIONS(X)
 
 template <typename Signature>

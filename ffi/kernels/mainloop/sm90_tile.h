@@ -21,6 +21,7 @@ struct Sm90Tile {
   static constexpr int kCluster = kCluster_;  // CTAs along m that share the tile of w
 
   static constexpr int kMathWarpgroups = 2;
+  static constexpr int kThreads = 128 + 128 * kMathWarpgroups;
   static constexpr int kWarpgroupM = 64;
   static constexpr int kWarpgroupsAlongN = kMathWarpgroups * kWarpgroupM / kTileM;
   static constexpr int kWarpgroupN = kTileN / kWarpgroupsAlongN;

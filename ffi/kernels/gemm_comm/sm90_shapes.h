@@ -1,0 +1,12 @@
+// The tile shapes that SM90 kernels are built for: the one list that kernels and dispatch share.
+#pragma once
+
+#include "kernels/mainloop/sm90_tile.h"
+
+// X(tile_m, tile_n, stages, cluster)
+#define JAX_SYMM_SM90_SHAPES(X) \
+  X(128, 256, 4, 2)             \
+  X(128, 256, 4, 1)             \
+  X(128, 128, 6, 2)             \
+  X(128, 128, 6, 1)             \
+  X(64, 128, 7, 1)
