@@ -51,13 +51,18 @@ __device__ __forceinline__ void StageAccumulators(typename Tile::SharedStorage& 
   }
 }
 
-/// The store warp, for one piece: 16 bytes a lane, whole rows at a time.
-/// `row_pointer(row)` is where column 0 of that row of the piece goes, or null to drop the row;
-/// the first `columns` of each row are stored. On return the staging buffer is free.
-template <typename Tile, typename RowPointer>
-__device__ __forceinline__ void StoreStagedRows(typename Tile::SharedStorage& shared,
-                                                StagingPiece<Tile> piece, int columns,
-                                                RowPointer row_pointer) {
+/// Where the 64 rows of a warpgroup's share go: each lane of the store warp holds two of them.
+struct StagedRows {
+  static constexpr int kHalves = 2;
+  uint64_t address[kHalves];  // of row lane + 32 * half, at the share's first column; 0 drops it
+};
+
+/// The store warp, for one piece: 16 bytes a lane, whole rows at a time. `first_column` is the
+/// piece's place in the share; the share has `columns` columns. On return the buffer is free.
+template <typename Tile>
+__device__ __forceinline__ void StorePiece(typename Tile::SharedStorage& shared,
+                                           StagingPiece<Tile> piece, const StagedRows& rows,
+                                           int first_column, int columns) {
   constexpr int kLanesPerRow = Tile::kStagingColumns * 2 / 16;
   constexpr int kRowsPerPass = 32 / kLanesPerRow;
   constexpr int kUnroll = 8;
@@ -66,29 +71,24 @@ __device__ __forceinline__ void StoreStagedRows(typename Tile::SharedStorage& sh
   const int column = lane % kLanesPerRow * 8;
   const uint32_t source = ptx::SharedAddress(shared.staging[buffer]) + column * 2 +
                           lane / kLanesPerRow * Tile::kStagingPitchBytes;
-  uint64_t pointers[Tile::kWarpgroupM / 32];  // of rows lane, lane + 32
-#pragma unroll
-  for (int i = 0; i < Tile::kWarpgroupM / 32; ++i) {
-    pointers[i] = reinterpret_cast<uint64_t>(row_pointer(lane + i * 32));
-  }
+  const bool in_columns = first_column + column < columns;
+  const uint64_t offset = (first_column + column) * 2;
   ptx::MbarrierWait(&shared.staging_full[buffer], piece.Parity());
 #pragma unroll
-  for (int half = 0; half < Tile::kWarpgroupM / 32; ++half) {
+  for (int half = 0; half < StagedRows::kHalves; ++half) {
 #pragma unroll 1
     for (int row0 = 0; row0 < 32; row0 += kRowsPerPass * kUnroll) {
       uint4 values[kUnroll];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        values[i] = ptx::LoadShared16(source + (half * 32 + row0 + i * kRowsPerPass) *
-                                                   Tile::kStagingPitchBytes);
+        values[i] = ptx::LoadShared16(
+            source + (half * 32 + row0 + i * kRowsPerPass) * Tile::kStagingPitchBytes);
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const int row = row0 + i * kRowsPerPass + lane / kLanesPerRow;
-        const uint64_t pointer = __shfl_sync(0xFFFFFFFFu, pointers[half], row);
-        if (pointer != 0 && column < columns) {
-          ptx::StoreGlobal16(pointer + column * 2, values[i]);
-        }
+        const uint64_t address = __shfl_sync(0xFFFFFFFFu, rows.address[half], row);
+        if (address != 0 && in_columns) ptx::StoreGlobal16(address + offset, values[i]);
       }
     }
   }

@@ -21,6 +21,7 @@ struct Sm90Tile {
   static constexpr int kCluster = kCluster_;  // CTAs along m that share the tile of w
 
   static constexpr int kMathWarpgroups = 2;
+  static constexpr int kCommThreads = 64;  // two warps beside the load warp and the store warp
   static constexpr int kThreads = 128 + 128 * kMathWarpgroups;
   static constexpr int kWarpgroupM = 64;
   static constexpr int kWarpgroupsAlongN = kMathWarpgroups * kWarpgroupM / kTileM;
@@ -58,6 +59,7 @@ struct Sm90Tile {
     uint64_t queue_full[kQueueSlots];
     uint64_t queue_empty[kQueueSlots];
     uint32_t queue_tile[kQueueSlots];
+    alignas(16) uint8_t comm_mailbox[64];
   };
   static constexpr int kSharedBytes = static_cast<int>(sizeof(SharedStorage));
 

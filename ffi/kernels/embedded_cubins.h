@@ -1,0 +1,18 @@
+// The compiled kernels, as data in the library.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace jax_symm {
+
+struct EmbeddedCubin {
+  std::string_view arch;  // "sm90", "sm100"
+  std::string_view name;
+  const void* image;  // carries its own length
+};
+
+/// Empty in a build without kernels.
+std::span<const EmbeddedCubin> EmbeddedCubins();
+
+}  // namespace jax_symm
