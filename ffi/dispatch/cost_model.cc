@@ -56,15 +56,16 @@ Estimate EstimateFused(const GemmProblem& problem, Reducer reducer, const Device
 Estimate EstimateUnfused(const GemmProblem& problem, const DeviceRates& rates) {
   Estimate e;
   e.gemm_seconds = problem.flops() / rates.matmul_flops;
-  e.link_seconds = LinkBytes(problem, Reducer::kPush) / (rates.link_bytes * rates.collective_efficiency);
-  e.total_seconds = rates.launch_seconds + e.gemm_seconds + rates.collective_seconds + e.link_seconds;
+  e.link_seconds =
+      LinkBytes(problem, Reducer::kPush) / (rates.link_bytes * rates.collective_efficiency);
+  e.total_seconds =
+      rates.launch_seconds + e.gemm_seconds + rates.collective_seconds + e.link_seconds;
   return e;
 }
 
 Reducer ChooseReducer(const GemmProblem& problem, bool multicast_agreed) {
   if (!multicast_agreed) return Reducer::kPush;
-  const bool fewer =
-      LinkBytes(problem, Reducer::kMulticast) < LinkBytes(problem, Reducer::kPush);
+  const bool fewer = LinkBytes(problem, Reducer::kMulticast) < LinkBytes(problem, Reducer::kPush);
   return fewer ? Reducer::kMulticast : Reducer::kPush;
 }
 
@@ -73,8 +74,9 @@ Advice Advise(const GemmProblem& problem, bool multicast_agreed, const DeviceRat
   if (!unsupported.empty()) return {false, false, unsupported};
   if (problem.ranks == 1) return {true, false, "the axis has one rank: there is nothing to fuse"};
   if (problem.m() < kMinFusedRows) {
-    return {true, false, StrCat("m = ", problem.m(), " is below ", kMinFusedRows,
-                                ": low-latency collectives are faster")};
+    return {true, false,
+            StrCat("m = ", problem.m(), " is below ", kMinFusedRows,
+                   ": low-latency collectives are faster")};
   }
   const Reducer reducer = ChooseReducer(problem, multicast_agreed);
   const double fused = EstimateFused(problem, reducer, rates).total_seconds;

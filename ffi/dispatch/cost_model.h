@@ -11,13 +11,13 @@ namespace jax_symm {
 
 /// What a device and its links sustain.
 struct DeviceRates {
-  double matmul_flops = 0;       // per second, 16-bit operands, dense
-  double memory_bytes = 0;       // per second, reads plus writes
-  double link_bytes = 0;         // per second and direction, of one device
+  double matmul_flops = 0;           // per second, 16-bit operands, dense
+  double memory_bytes = 0;           // per second, reads plus writes
+  double link_bytes = 0;             // per second and direction, of one device
   double collective_efficiency = 0;  // of the link, by a stand-alone collective
-  double launch_seconds = 0;     // of one more kernel
-  double collective_seconds = 0;  // latency of a stand-alone collective
-  double signal_seconds = 0;     // one flag from rank to rank
+  double launch_seconds = 0;         // of one more kernel
+  double collective_seconds = 0;     // latency of a stand-alone collective
+  double signal_seconds = 0;         // one flag from rank to rank
 };
 
 /// Measured on H200 (bf16, random data) and its NVLink; the latencies are of NCCL there.

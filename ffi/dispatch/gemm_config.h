@@ -11,9 +11,7 @@ namespace jax_symm {
 
 enum class Arch : uint8_t { kSm90 = 0, kSm100 = 1 };
 
-inline constexpr const char* ArchName(Arch arch) {
-  return arch == Arch::kSm90 ? "sm90" : "sm100";
-}
+inline constexpr const char* ArchName(Arch arch) { return arch == Arch::kSm90 ? "sm90" : "sm100"; }
 
 inline constexpr const char* ReducerName(Reducer reducer) {
   switch (reducer) {

@@ -43,8 +43,8 @@ const void* FindImage(const std::string& name) {
 
 }  // namespace
 
-StatusOr<std::shared_ptr<KernelLibrary>> KernelLibrary::Load(
-    std::shared_ptr<const driver::Api> api, Arch arch) {
+StatusOr<std::shared_ptr<KernelLibrary>> KernelLibrary::Load(std::shared_ptr<const driver::Api> api,
+                                                             Arch arch) {
   std::shared_ptr<KernelLibrary> library(new KernelLibrary(std::move(api), arch));
   JAX_SYMM_RETURN_IF_ERROR(library->LoadImages());
   return library;
@@ -84,9 +84,9 @@ Status KernelLibrary::Prepare(int device) {
     void* loaded = nullptr;  // asking for the function loads the module in the current context
     JAX_SYMM_RETURN_IF_ERROR(
         driver::Call(*api_, api_->cuKernelGetFunction, detail, &loaded, kernel));
-    JAX_SYMM_RETURN_IF_ERROR(driver::Call(
-        *api_, api_->cuKernelSetAttribute, detail, driver::kMaxDynamicSharedBytes,
-        static_cast<int>(shared_bytes_.find(name)->second), kernel, device));
+    JAX_SYMM_RETURN_IF_ERROR(
+        driver::Call(*api_, api_->cuKernelSetAttribute, detail, driver::kMaxDynamicSharedBytes,
+                     static_cast<int>(shared_bytes_.find(name)->second), kernel, device));
   }
   prepared_.insert(device);
   return OkStatus();

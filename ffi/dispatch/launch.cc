@@ -58,7 +58,7 @@ StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmCo
   params.flags_offset = layout.flags_offset;
   params.result_flags_offset = layout.result_flags_offset;
   params.data_offset = layout.data_offset;
-  params.result_offset = layout.data_offset + need.result_bytes;
+  params.result_offset = layout.data_offset + need.result_offset;
   params.output = reinterpret_cast<void*>(buffers.output);
   params.output_pitch = problem.n;
   params.axis_index = reinterpret_cast<const int32_t*>(buffers.axis_index);
@@ -73,10 +73,10 @@ Status Launch(const KernelLibrary& library, const GemmProblem& problem, const Ge
   const driver::Api& api = library.api();
   const std::string name = KernelName(problem, config);
   JAX_SYMM_ASSIGN_OR_RETURN(driver::Kernel kernel, library.Find(name));
-  JAX_SYMM_ASSIGN_OR_RETURN(driver::TensorMap x_map,
-                            EncodeTensorMap(api, MatrixOfX(problem, config, buffers.x)));
-  JAX_SYMM_ASSIGN_OR_RETURN(driver::TensorMap w_map,
-                            EncodeTensorMap(api, MatrixOfW(problem, config, buffers.w)));
+  driver::TensorMap x_map;
+  driver::TensorMap w_map;
+  JAX_SYMM_RETURN_IF_ERROR(EncodeTensorMap(api, MatrixOfX(problem, config, buffers.x), &x_map));
+  JAX_SYMM_RETURN_IF_ERROR(EncodeTensorMap(api, MatrixOfW(problem, config, buffers.w), &w_map));
   driver::LaunchAttribute cluster = {};
   cluster.id = driver::kLaunchClusterDimension;
   cluster.value.cluster = {config.shape.cluster, 1, 1};

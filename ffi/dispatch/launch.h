@@ -18,7 +18,7 @@ struct RankMemory {
   MulticastAddress multicast = {};         // zero without an agreement on multicast
   WorkspaceCapacity capacity = {};
   uint64_t timeout_ns = 0;
-  uint64_t abort_word = 0;    // device addresses of pinned host memory
+  uint64_t abort_word = 0;  // device addresses of pinned host memory
   uint64_t fault_record = 0;
 };
 

@@ -14,8 +14,8 @@ constexpr TileShape MakeShape() {
   using Nk = Sm90Tile<uint16_t, WeightLayout::kNK, kTileM, kTileN, kStages, kCluster>;
   static_assert(Kn::kSharedBytes == Nk::kSharedBytes);
   // A box of a [k, n] weight is 64 rows of k; of an [n, k] weight, a CTA's share of the n.
-  return {kTileM,        kTileN,           kCluster, kStages, Kn::kThreads,
-          Kn::kSharedBytes, {Kn::kTileK, Nk::kBoxN}};
+  return {
+      kTileM, kTileN, kCluster, kStages, Kn::kThreads, Kn::kSharedBytes, {Kn::kTileK, Nk::kBoxN}};
 }
 
 #define JAX_SYMM_SHAPE(m, n, stages, cluster) MakeShape<m, n, stages, cluster>(),
@@ -58,7 +58,8 @@ GemmConfig ChooseSm90Config(const GemmProblem& problem, Reducer reducer, uint32_
     const uint32_t groups = CeilDiv(problem.m(), shape.tile_m * shape.cluster);
     const uint32_t tiles = groups * CeilDiv(problem.n, shape.tile_n);
     // About 16 tiles of m by 8 of n are in flight: near a square of the operands in L2.
-    config.m_groups_per_band = std::min(groups, std::max(1u, 2048 / (shape.tile_m * shape.cluster)));
+    config.m_groups_per_band =
+        std::min(groups, std::max(1u, 2048 / (shape.tile_m * shape.cluster)));
     config.ctas = std::min(tiles, max_ctas / shape.cluster) * shape.cluster;
     config.shape = shape;
   }

@@ -2,7 +2,7 @@
 
 namespace jax_symm {
 
-StatusOr<driver::TensorMap> EncodeTensorMap(const driver::Api& api, const TiledMatrix& matrix) {
+Status EncodeTensorMap(const driver::Api& api, const TiledMatrix& matrix, driver::TensorMap* map) {
   constexpr uint32_t kBoxColumns = 64;
   constexpr uint64_t kElementBytes = 2;
   const int type =
@@ -11,14 +11,12 @@ StatusOr<driver::TensorMap> EncodeTensorMap(const driver::Api& api, const TiledM
   const uint64_t strides_bytes[] = {matrix.columns * kElementBytes};
   const uint32_t box[] = {kBoxColumns, matrix.box_rows};
   const uint32_t element_strides[] = {1, 1};
-  driver::TensorMap map;
-  JAX_SYMM_RETURN_IF_ERROR(driver::Call(
+  return driver::Call(
       api, api.cuTensorMapEncodeTiled,
-      StrCat("for a ", matrix.rows, " x ", matrix.columns, " operand at ", matrix.address), &map,
+      StrCat("for a ", matrix.rows, " x ", matrix.columns, " operand at ", matrix.address), map,
       type, uint32_t{2}, reinterpret_cast<void*>(matrix.address), dims, strides_bytes, box,
       element_strides, /*interleave=*/0, driver::kTensorSwizzle128B, driver::kTensorPromotion256B,
-      /*out_of_bounds=*/0));
-  return map;
+      /*out_of_bounds=*/0);
 }
 
 }  // namespace jax_symm

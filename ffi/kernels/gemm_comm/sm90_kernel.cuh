@@ -198,15 +198,37 @@ class Sm90GemmComm {
 
 }  // namespace jax_symm
 
-/// One kernel of each shape, reducer and collective, for one element type and weight layout.
-#define JAX_SYMM_SM90_KERNEL(element_name, element, weights_name, weights, m, n, stages, cluster, \
-                             reducer_name, reducer, collective_name, collective)                  \
+// clang-format off
+/// One kernel. Its name is what dispatch asks for.
+#define JAX_SYMM_SM90_KERNEL(element, Element, weights, kWeights, m, n, stages, cluster, reducer, \
+                             ReducerPolicy, collective, kCollective)                              \
   extern "C" __global__ void __launch_bounds__(384, 1)                                            \
-      jax_symm_sm90_##element_name##_##weights_name##_##m##x##n##x##cluster##_##reducer_name##_##collective_name( \
-          const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,   \
-          const __grid_constant__ jax_symm::KernelParams params) {                                \
-    using Tile = jax_symm::Sm90Tile<element, weights, m, n, stages, cluster>;                     \
+  jax_symm_sm90_##element##_##weights##_##m##x##n##x##cluster##_##reducer##_##collective(         \
+      const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,       \
+      const __grid_constant__ jax_symm::KernelParams params) {                                    \
+    using Tile = jax_symm::Sm90Tile<Element, jax_symm::WeightLayout::kWeights, m, n, stages,      \
+                                    cluster>;                                                     \
+    static_assert(Tile::kThreads == 384);                                                         \
     extern __shared__ uint8_t dynamic_shared[];                                                   \
-    auto& shared = *reinterpret_cast<typename Tile::SharedStorage*>(dynamic_shared);              \
-    jax_symm::Sm90GemmComm<Tile, reducer, collective>(shared, x_map, w_map, params).Run();        \
+    auto& shared = *reinterpret_cast<Tile::SharedStorage*>(dynamic_shared);                       \
+    jax_symm::Sm90GemmComm<Tile, jax_symm::ReducerPolicy, jax_symm::Collective::kCollective>(     \
+        shared, x_map, w_map, params)                                                             \
+        .Run();                                                                                   \
   }
+
+#define JAX_SYMM_SM90_REDUCERS(element, Element, weights, kWeights, m, n, stages, cluster,        \
+                               collective, kCollective)                                           \
+  JAX_SYMM_SM90_KERNEL(element, Element, weights, kWeights, m, n, stages, cluster, push,          \
+                       PushReducer, collective, kCollective)                                      \
+  JAX_SYMM_SM90_KERNEL(element, Element, weights, kWeights, m, n, stages, cluster, pull,          \
+                       PullReducer, collective, kCollective)                                      \
+  JAX_SYMM_SM90_KERNEL(element, Element, weights, kWeights, m, n, stages, cluster, multicast,     \
+                       MulticastReducer, collective, kCollective)
+
+/// The kernels of one shape, for one element type and weight layout.
+#define JAX_SYMM_SM90_KERNELS(element, Element, weights, kWeights, m, n, stages, cluster)         \
+  JAX_SYMM_SM90_REDUCERS(element, Element, weights, kWeights, m, n, stages, cluster, rs,          \
+                         kReduceScatter)                                                          \
+  JAX_SYMM_SM90_REDUCERS(element, Element, weights, kWeights, m, n, stages, cluster, ar,          \
+                         kAllReduce)
+// clang-format on
