@@ -14,14 +14,12 @@
 
 namespace jax_symm {
 
-inline constexpr uint32_t kCommThreads = 128;
-
 /// In shared memory of the CTA: what the first warp tells the others.
 struct CommMailbox {
-  CommItem item;
+  CommStep step;
 };
 
-/// All of kCommThreads call Run() once; `thread` counts them from 0 and begins at a warp; the
+/// All of Tile::kCommThreads call Run() once; `thread` counts them from 0 and begins at a warp; the
 /// barrier is theirs alone. Returns when every output row that this CTA claimed is written: with
 /// the sum, with zeros where it is padding, or with NaN if the launch has failed.
 template <typename Tile, typename ReducerPolicy, Collective kCollective, uint32_t kBarrier>
@@ -40,18 +38,25 @@ class CommLoop {
       return;
     }
     CommList<Tile, kCollective> list(params_);
-    for (CommItem item = Next(list); item.rows.begin < item.rows.end; item = Next(list)) {
-      if (params_.rows.OwnsAny(params_.rank, item.rows)) ReduceOwnRows(item);
-      if (kCollective == Collective::kAllReduce && !params_.rows.OwnsAll(params_.rank, item.rows)) {
-        CopyOtherRows(item);
+    uint32_t claim = Claim();
+    while (Next(list, &claim)) {
+      const CommStep& step = mailbox_.step;  // stays until all threads ask for the next
+      if (params_.rows.OwnsAny(params_.rank, step.reduce.rows)) ReduceOwnRows(step.reduce);
+      if (kCollective == Collective::kReduceScatter) continue;
+      const bool has_rows = step.copy.rows.begin < step.copy.rows.end;
+      if (has_rows && !params_.rows.OwnsAll(params_.rank, step.copy.rows)) {
+        CopyOtherRows(step.copy);
       }
     }
   }
 
  private:
   static constexpr Reducer kReducer = ReducerPolicy::kReducer;
+  static constexpr uint32_t kCommThreads = Tile::kCommThreads;
   static constexpr uint32_t kVectorsPerRow = Tile::kTileN / kVectorElements;
-  static constexpr uint32_t kStep = kCommThreads * kPlacesInFlight;
+  static constexpr uint32_t kRowsPerPass = kCommThreads / kVectorsPerRow;
+  static constexpr uint32_t kCopiesInFlight = 4;
+  static_assert(kCommThreads % kVectorsPerRow == 0, "threads cover whole rows");
 
   __device__ bool FirstWarp() const { return thread_ < 32; }
 
@@ -69,19 +74,28 @@ class CommLoop {
     ptx::BarrierSync(kBarrier, kCommThreads);
   }
 
-  /// The next item for all threads. Every use of an item ends in a barrier or begins with one, so
-  /// the mailbox has been read when the first warp comes back here.
-  __device__ CommItem Next(CommList<Tile, kCollective>& list) {
+  /// One claim of the list, in every lane of the first warp.
+  __device__ uint32_t Claim() const {
+    uint32_t ordinal = 0;
+    if (thread_ == 0) {
+      ordinal = ptx::AtomicAddRelaxedGpu(&PadOf(params_, params_.rank)->comm_claims, 1);
+    }
+    return ordinal;
+  }
+
+  /// Puts the step that was claimed into the mailbox; false if there is none. The next claim
+  /// travels while this one is worked on.
+  __device__ bool Next(CommList<Tile, kCollective>& list, uint32_t* claim) {
     if (FirstWarp()) {
-      uint32_t ordinal = 0;
-      if (thread_ == 0) {
-        ordinal = ptx::AtomicAddRelaxedGpu(&PadOf(params_, params_.rank)->comm_claims, 1);
-      }
-      const CommItem item = list.Find(__shfl_sync(kFullWarp, ordinal, 0));
-      if (thread_ == 0) mailbox_.item = item;
+      const CommStep step = list.Find(__shfl_sync(kFullWarp, *claim, 0));
+      *claim = Claim();
+      ptx::BarrierSync(kBarrier, kCommThreads);
+      if (thread_ == 0) mailbox_.step = step;
+    } else {
+      ptx::BarrierSync(kBarrier, kCommThreads);
     }
     ptx::BarrierSync(kBarrier, kCommThreads);
-    return mailbox_.item;
+    return mailbox_.step.exists;
   }
 
   __device__ void ReduceOwnRows(const CommItem& item) {
@@ -101,19 +115,23 @@ class CommLoop {
   }
 
   __device__ void Reduce(const CommItem& item) {
-    for (uint32_t index = thread_; index < kSliceRows * kVectorsPerRow; index += kStep) {
+    const RowPosition begin = params_.rows.Locate(item.rows.begin);
+    const uint32_t count = item.rows.end - item.rows.begin;
+    for (uint32_t row = FirstRow(); row < count; row += kRowsPerPass * kPlacesInFlight) {
       Place places[kPlacesInFlight];
       Sums sums = {};
 #pragma unroll
       for (int p = 0; p < kPlacesInFlight; ++p) {
-        places[p] = PlaceOf(item, index + p * kCommThreads, /*own_rows=*/true);
+        places[p] = PlaceOf(item, begin, row + p * kRowsPerPass, /*own_rows=*/true);
       }
       ReducerPolicy::template Sum<Element>(params_, places, sums);
 #pragma unroll
       for (int p = 0; p < kPlacesInFlight; ++p) {
         if (!places[p].live) continue;
-        StoreOutput(places[p], sums[p]);
-        if (kCollective == Collective::kAllReduce) StoreResult(places[p], sums[p]);
+        StoreOutputRow(places[p].output_row, ColumnOf(item), sums[p]);
+        if (kCollective == Collective::kAllReduce) {
+          StoreResult(places[p].output_row, ColumnOf(item), sums[p]);
+        }
       }
     }
   }
@@ -144,34 +162,67 @@ class CommLoop {
       Poison(item, /*own_rows=*/false);
       return;
     }
+    if (params_.output_type == OutputType::kFloat32) {
+      CopyRows<2>(item);
+    } else {
+      CopyRows<1>(item);
+    }
+  }
+
+  /// Copies results, kVectors x 16 bytes for eight columns, to the output.
+  template <int kVectors>
+  __device__ void CopyRows(const CommItem& item) const {
+    constexpr uint32_t kPlaces = kCopiesInFlight / kVectors;
     const uint64_t workspace = params_.workspace[params_.rank].value;
-    for (uint32_t index = thread_; index < kSliceRows * kVectorsPerRow; index += kCommThreads) {
-      const Place place = PlaceOf(item, index, /*own_rows=*/false);
-      if (!place.live) continue;
-      const auto* from = reinterpret_cast<const uint8_t*>(
-          workspace + ResultOffset(params_, place.row, place.column));
-      auto* to = static_cast<uint8_t*>(OutputAddress(params_, place.row, place.column));
-      ptx::StoreVector(to, ptx::LoadVector(from));
-      if (params_.output_type == OutputType::kFloat32) {
-        ptx::StoreVector(to + 16, ptx::LoadVector(from + 16));
+    const RowPosition begin = params_.rows.Locate(item.rows.begin);
+    const uint32_t count = item.rows.end - item.rows.begin;
+    for (uint32_t row = FirstRow(); row < count; row += kRowsPerPass * kPlaces) {
+      Place places[kPlaces];
+      ptx::Vector loaded[kPlaces][kVectors];
+#pragma unroll
+      for (uint32_t p = 0; p < kPlaces; ++p) {
+        places[p] = PlaceOf(item, begin, row + p * kRowsPerPass, /*own_rows=*/false);
+        const uint64_t from =
+            workspace + ResultOffset(params_, places[p].output_row, ColumnOf(item));
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (!places[p].live) continue;
+          loaded[p][v] = ptx::LoadVector(reinterpret_cast<const void*>(from + 16 * v));
+        }
+      }
+#pragma unroll
+      for (uint32_t p = 0; p < kPlaces; ++p) {
+        auto* to =
+            static_cast<uint8_t*>(OutputAddress(params_, places[p].output_row, ColumnOf(item)));
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          if (places[p].live) ptx::StoreVector(to + 16 * v, loaded[p][v]);
+        }
       }
     }
   }
 
-  /// The `index`-th vector of a slice; live if it is of this rank's rows, or of the others'.
-  __device__ Place PlaceOf(const CommItem& item, uint32_t index, bool own_rows) const {
-    Place place;
-    place.row = item.rows.begin + index / kVectorsPerRow;
-    place.column = item.first_column + index % kVectorsPerRow * kVectorElements;
-    place.live = place.row < item.rows.end && place.column < params_.n &&
-                 (params_.rows.Owner(place.row) == params_.rank) == own_rows;
-    return place;
+  /// This thread's first row of an item; its columns are the same in all rows.
+  __device__ uint32_t FirstRow() const { return thread_ / kVectorsPerRow; }
+  __device__ uint32_t ColumnOf(const CommItem& item) const {
+    return item.first_column + thread_ % kVectorsPerRow * kVectorElements;
   }
 
-  __device__ void StoreOutput(const Place& place, const float (&sums)[kVectorElements]) const {
-    const uint32_t row =
-        kCollective == Collective::kAllReduce ? place.row : params_.rows.ShardRow(place.row);
-    StoreOutputRow(row, place.column, sums);
+  /// The thread's place in the item's `index`-th row; live if that is this rank's row, or
+  /// another's. `begin` is where the item's first row is.
+  __device__ Place PlaceOf(const CommItem& item, RowPosition begin, uint32_t index,
+                           bool own_rows) const {
+    const RowPosition at = params_.rows.Advance(begin, index);
+    const uint32_t row = item.rows.begin + index;
+    const uint32_t in_shard = at.row - params_.rank * params_.rows.shard_rows;  // huge if not own
+    const uint32_t shard_row = at.batch * params_.rows.shard_rows + in_shard;
+    const bool all_reduce = kCollective == Collective::kAllReduce;
+    Place place;
+    place.data = DataOffset(params_, kReducer == Reducer::kPush ? shard_row : row, ColumnOf(item));
+    place.output_row = all_reduce ? row : shard_row;
+    place.live = row < item.rows.end && ColumnOf(item) < params_.n &&
+                 (in_shard < params_.rows.shard_rows) == own_rows;
+    return place;
   }
 
   __device__ void StoreOutputRow(uint32_t row, uint32_t column,
@@ -181,8 +232,9 @@ class CommLoop {
                      [&](int half, const ptx::Vector& v) { ptx::StoreVector(to + 16 * half, v); });
   }
 
-  __device__ void StoreResult(const Place& place, const float (&sums)[kVectorElements]) const {
-    const uint64_t offset = ResultOffset(params_, place.row, place.column);
+  __device__ void StoreResult(uint32_t row, uint32_t column,
+                              const float (&sums)[kVectorElements]) const {
+    const uint64_t offset = ResultOffset(params_, row, column);
     StoreAs<Element>(params_.output_type, sums, [&](int half, const ptx::Vector& v) {
       ReducerPolicy::Broadcast(params_, offset + 16 * half, v);
     });
@@ -190,9 +242,11 @@ class CommLoop {
 
   /// Fills what a failed launch leaves unwritten, so that nobody takes old memory for a sum.
   __device__ void Poison(const CommItem& item, bool own_rows) const {
-    for (uint32_t index = thread_; index < kSliceRows * kVectorsPerRow; index += kCommThreads) {
-      const Place place = PlaceOf(item, index, own_rows);
-      if (place.live) StoreOutput(place, NotANumber().values);
+    const RowPosition begin = params_.rows.Locate(item.rows.begin);
+    const uint32_t count = item.rows.end - item.rows.begin;
+    for (uint32_t row = FirstRow(); row < count; row += kRowsPerPass) {
+      const Place place = PlaceOf(item, begin, row, own_rows);
+      if (place.live) StoreOutputRow(place.output_row, ColumnOf(item), NotANumber().values);
     }
   }
 
@@ -216,8 +270,8 @@ class CommLoop {
                            RowOf row_of) const {
     const uint32_t vectors = params_.n / kVectorElements;
     const uint64_t all = uint64_t{count} * vectors;
-    const uint64_t step = uint64_t{gridDim.x} * kCommThreads;
-    for (uint64_t index = blockIdx.x * kCommThreads + thread_; index < all; index += step) {
+    const uint64_t stride = uint64_t{gridDim.x} * kCommThreads;
+    for (uint64_t index = blockIdx.x * kCommThreads + thread_; index < all; index += stride) {
       StoreOutputRow(row_of(static_cast<uint32_t>(index / vectors)),
                      static_cast<uint32_t>(index % vectors) * kVectorElements, values);
     }

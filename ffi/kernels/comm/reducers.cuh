@@ -13,14 +13,15 @@ namespace jax_symm {
 
 /// Where one thread works: eight columns of a row. Not `live`: nothing to do there.
 struct Place {
-  uint32_t row;
-  uint32_t column;
+  uint64_t data;        // offset, in a workspace, of the contributions
+  uint32_t output_row;  // row of the output as XLA sees it
   bool live;
 };
 
-/// Vectors that a thread loads before it adds any: enough to cover the latency of a peer's memory.
-inline constexpr int kPlacesInFlight = 2;
-inline constexpr int kSourcesInFlight = 4;
+/// A thread loads places x sources vectors before it adds any: with two warps an SM, that many are
+/// needed to cover the latency of memory.
+inline constexpr int kPlacesInFlight = 4;
+inline constexpr int kSourcesInFlight = 2;
 
 using Sums = float[kPlacesInFlight][kVectorElements];
 
@@ -41,11 +42,11 @@ struct PeerReducer {
 #pragma unroll
       for (int s = 0; s < kSourcesInFlight; ++s) {
         if (first + s >= params.ranks) break;
+        const uint64_t base = SourceBase(params, first + s);
 #pragma unroll
         for (int p = 0; p < kPlacesInFlight; ++p) {
           if (!places[p].live) continue;
-          loaded[s][p] = ptx::LoadVector(reinterpret_cast<const void*>(
-              PartialAddress<kKind>(params, first + s, places[p].row, places[p].column)));
+          loaded[s][p] = ptx::LoadVector(reinterpret_cast<const void*>(base + places[p].data));
         }
       }
 #pragma unroll
@@ -67,6 +68,16 @@ struct PeerReducer {
 
   /// One thread, after a barrier of those that broadcast and before it releases the flags.
   __device__ static void AfterBroadcast() {}
+
+ private:
+  __device__ __forceinline__ static uint64_t SourceBase(const KernelParams& params,
+                                                        uint32_t source) {
+    if constexpr (kKind == Reducer::kPush) {
+      return params.workspace[params.rank].value + source * SlotBytes(params);
+    } else {
+      return params.workspace[source].value;
+    }
+  }
 };
 
 using PushReducer = PeerReducer<Reducer::kPush>;
@@ -86,8 +97,8 @@ struct MulticastReducer {
 #pragma unroll
     for (int p = 0; p < kPlacesInFlight; ++p) {
       if (!places[p].live) continue;
-      loaded[p] = ptx::MultimemLoadReduce<Element>(
-          MulticastPartial(params, places[p].row, places[p].column));
+      const MulticastAddress address = {params.multicast_workspace.value + places[p].data};
+      loaded[p] = ptx::MultimemLoadReduce<Element>(address);
     }
 #pragma unroll
     for (int p = 0; p < kPlacesInFlight; ++p) AddTo<Element>(sums[p], loaded[p]);

@@ -25,12 +25,17 @@ JAX_SYMM_HOST_DEVICE constexpr uint64_t PartialAddress(const KernelParams& param
          (home_row * params.data_pitch + column) * kElementBytes;
 }
 
-/// The same place in every rank's partial, for the switch.
-JAX_SYMM_HOST_DEVICE constexpr MulticastAddress MulticastPartial(const KernelParams& params,
-                                                                 uint32_t row, uint32_t column) {
+/// From one source's slot to the next.
+JAX_SYMM_HOST_DEVICE constexpr uint64_t SlotBytes(const KernelParams& params) {
   constexpr uint64_t kElementBytes = 2;
-  return {params.multicast_workspace.value + params.data_offset +
-          (uint64_t{row} * params.data_pitch + column) * kElementBytes};
+  return uint64_t{params.rows.ShardRows()} * params.data_pitch * kElementBytes;
+}
+
+/// Offset in a workspace of a row of the first slot, or of the partial.
+JAX_SYMM_HOST_DEVICE constexpr uint64_t DataOffset(const KernelParams& params, uint32_t row,
+                                                   uint32_t column) {
+  constexpr uint64_t kElementBytes = 2;
+  return params.data_offset + (uint64_t{row} * params.data_pitch + column) * kElementBytes;
 }
 
 /// Offset, in any rank's workspace, of the all-reduced value of (row, column).

@@ -13,6 +13,12 @@ struct RowRange {
   uint32_t end;
 };
 
+/// A row by its batch and its place there, so that neighbours are found without divisions.
+struct RowPosition {
+  uint32_t batch;
+  uint32_t row;
+};
+
 /// The product has batch * rows_per_batch rows; row i belongs to owner
 /// (i mod rows_per_batch) / shard_rows. A shard is [batch, shard_rows, n], so the last owners may
 /// have rows of padding, or nothing else. Dimensions between the scattered one and n are folded
@@ -35,6 +41,19 @@ struct RowMap {
   /// The row of the owner's shard that `row` is.
   JAX_SYMM_HOST_DEVICE constexpr uint32_t ShardRow(uint32_t row) const {
     return row / rows_per_batch * shard_rows + row % rows_per_batch % shard_rows;
+  }
+
+  JAX_SYMM_HOST_DEVICE constexpr RowPosition Locate(uint32_t row) const {
+    return {row / rows_per_batch, row % rows_per_batch};
+  }
+
+  JAX_SYMM_HOST_DEVICE constexpr RowPosition Advance(RowPosition from, uint32_t rows) const {
+    from.row += rows;
+    while (from.row >= rows_per_batch) {
+      from.row -= rows_per_batch;
+      ++from.batch;
+    }
+    return from;
   }
 
   /// Rows of each batch that `rank` owns, counted from the start of its shard.

@@ -1,10 +1,13 @@
 // The communication work of one rank: slices of tiles, in the common tile order, claimed strictly
 // one after the other. A slice is at most kSliceRows rows of one tile.
 //
-// Reduce-scatter: the slices that hold rows of this rank. All-reduce: all; of each, this rank
-// first reduces its own rows and then copies the others'. A reduction waits for producers only,
-// and producers wait for nobody's communication; a copy waits for reductions of the same place in
-// the list. So one resident CTA per rank is enough to get to the end.
+// Reduce-scatter: the slices that hold rows of this rank. All-reduce: step s of the list is to
+// reduce this rank's rows of slice s, then to copy the others' rows of slice s - lag. The lag gives
+// the owner of a slice the time to reduce it while everybody else does something useful; without
+// it all ranks would wait for one owner at a time.
+//
+// A reduction waits for producers only, and producers wait for nobody's communication; a copy waits
+// for reductions of an earlier step. So one resident CTA per rank is enough to get to the end.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +17,18 @@
 
 namespace jax_symm {
 
+/// No work if it has no rows.
 struct CommItem {
-  RowRange rows;  // of the product; begin == end: the list is exhausted
+  RowRange rows;  // of the product
   uint32_t first_column;
   uint32_t tile;   // index of the tile's flags
   uint32_t slice;  // index of the slice's result flags
+};
+
+struct CommStep {
+  CommItem reduce;
+  CommItem copy;
+  bool exists;  // false: the list is exhausted
 };
 
 /// A cursor into the list. All members are for one converged warp.
@@ -28,21 +38,46 @@ class CommList {
   __device__ explicit CommList(const KernelParams& params)
       : params_(params), order_(params), slices_(CountSlices(0)) {}
 
-  /// The item with number `ordinal`, which only grows from call to call.
-  __device__ CommItem Find(uint32_t ordinal) {
+  /// The step with number `ordinal`, which only grows from call to call.
+  __device__ CommStep Find(uint32_t ordinal) {
+    if constexpr (kCollective == Collective::kReduceScatter) {
+      return FindOwn(ordinal);
+    } else {
+      const uint32_t slices = order_.Count() * kSlicesPerGroup;
+      // The grid is the same on all ranks, so the lag is too.
+      const uint32_t lag = kStepsOfLagPerCta * gridDim.x;
+      CommStep step = {{}, {}, ordinal < slices + lag};
+      if (ordinal < slices) step.reduce = SliceOf(ordinal);
+      if (ordinal >= lag && step.exists) step.copy = SliceOf(ordinal - lag);
+      return step;
+    }
+  }
+
+ private:
+  static constexpr uint32_t kSlicesPerTile = Tile::kTileM / kSliceRows;
+  static constexpr uint32_t kSlicesPerGroup = kSlicesPerTile * Tile::kCluster;
+  static constexpr uint32_t kStepsOfLagPerCta = 3;
+  static_assert(Tile::kTileM % kSliceRows == 0);
+
+  /// Slice number `position` of the product in the order of visits.
+  __device__ CommItem SliceOf(uint32_t position) const {
+    const uint32_t band_slices =
+        BandSlices(0) * order_.NTiles();  // only the last band may be short
+    const uint32_t band = position / band_slices;
+    const uint32_t in_band = position - band * band_slices;
+    const uint32_t slices = BandSlices(band);
+    return ItemOf(SliceAt(band, in_band % slices), in_band / slices);
+  }
+
+  __device__ CommStep FindOwn(uint32_t ordinal) {
     while (ordinal - first_ >= slices_ * order_.NTiles()) {
       first_ += slices_ * order_.NTiles();
       if (++band_ == order_.Bands()) return {};
       slices_ = CountSlices(band_);
     }
     const uint32_t n = (ordinal - first_) / slices_;
-    return ItemOf(NthSlice(band_, (ordinal - first_) % slices_), n);
+    return {ItemOf(NthSlice(band_, (ordinal - first_) % slices_), n), {}, true};
   }
-
- private:
-  static constexpr uint32_t kSlicesPerTile = Tile::kTileM / kSliceRows;
-  static constexpr uint32_t kSlicesPerGroup = kSlicesPerTile * Tile::kCluster;
-  static_assert(Tile::kTileM % kSliceRows == 0);
 
   __device__ uint32_t BandSlices(uint32_t band) const {
     return order_.BandGroups(band) * kSlicesPerGroup;
@@ -60,30 +95,27 @@ class CommList {
     return {begin, min(begin + kSliceRows, total)};
   }
 
-  /// Which of 32 slices of a band hold work, as a bit mask.
-  __device__ uint32_t WorkMask(uint32_t band, uint32_t first) const {
+  /// Which of 32 slices of a band hold rows of this rank, as a bit mask.
+  __device__ uint32_t OwnMask(uint32_t band, uint32_t first) const {
     const uint32_t index = first + Lane();
-    bool has_work = false;
-    if (index < BandSlices(band)) {
-      const RowRange rows = RowsOf(SliceAt(band, index));
-      has_work = kCollective == Collective::kAllReduce ? rows.begin < rows.end
-                                                       : params_.rows.OwnsAny(params_.rank, rows);
-    }
-    return __ballot_sync(kFullWarp, has_work);
+    const bool own = index < BandSlices(band) &&
+                     params_.rows.OwnsAny(params_.rank, RowsOf(SliceAt(band, index)));
+    return __ballot_sync(kFullWarp, own);
   }
 
   __device__ uint32_t CountSlices(uint32_t band) const {
+    if constexpr (kCollective == Collective::kAllReduce) return 0;
     uint32_t count = 0;
     for (uint32_t first = 0; first < BandSlices(band); first += 32) {
-      count += __popc(WorkMask(band, first));
+      count += __popc(OwnMask(band, first));
     }
     return count;
   }
 
-  /// The nth slice of a band that holds work.
+  /// The nth slice of a band that holds rows of this rank.
   __device__ uint32_t NthSlice(uint32_t band, uint32_t nth) const {
     for (uint32_t first = 0;; first += 32) {
-      const uint32_t mask = WorkMask(band, first);
+      const uint32_t mask = OwnMask(band, first);
       const uint32_t count = __popc(mask);
       if (nth < count) {
         const uint32_t before = __popc(mask & ((1u << Lane()) - 1));
@@ -101,7 +133,7 @@ class CommList {
 
   const KernelParams& params_;
   TileOrder<Tile> order_;
-  uint32_t band_ = 0;
+  uint32_t band_ = 0;   // reduce-scatter only, as the two below
   uint32_t first_ = 0;  // number of the band's first item
   uint32_t slices_;     // of the band that hold work, for each n
 };

@@ -12,9 +12,10 @@
 
 namespace jax_symm {
 
-inline constexpr uint32_t kPollPauseNs = 32;
-/// Host memory is a trip over PCIe: look there rarely.
-inline constexpr uint32_t kPollsPerAbortCheck = 64;
+inline constexpr uint32_t kPollPauseNs = 64;
+/// Of the fault word and the clock; and of host memory, which is a trip over PCIe.
+inline constexpr uint32_t kPollsPerFaultCheck = 8;
+inline constexpr uint32_t kPollsPerAbortCheck = 512;
 
 /// What a warp waits for: one word of each rank that it asks for.
 struct Wait {
@@ -38,34 +39,51 @@ __device__ __forceinline__ FaultKind Trouble(const KernelParams& params, const W
   return past_deadline ? FaultKind::kTimeout : FaultKind::kNone;
 }
 
-/// Polls until the word of every lane that has one has arrived.
+/// What a lane that still waits has noticed; `blamed` is by whose fault.
+__device__ inline FaultKind LookForTrouble(const KernelParams& params, const Wait& wait,
+                                           uint64_t seen, uint64_t deadline, uint32_t poll,
+                                           uint32_t* blamed) {
+  if (poll % kPollsPerAbortCheck == 0) {
+    const uint32_t lost = ptx::LoadRelaxedSys(params.abort_word);
+    if (lost != 0) {
+      *blamed = lost - 1;
+      return FaultKind::kPeerLost;
+    }
+  }
+  return Trouble(params, wait, seen, ptx::GlobalTimerNs() >= deadline);
+}
+
+/// Polls until the word of every lane that has one has arrived. The polls are relaxed: an acquire
+/// empties the L1 cache each time, and that slows down whatever else the SM does.
 __device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag, const Wait& wait,
                                 uint32_t peer, const uint64_t* word) {
   const uint64_t deadline = ptx::GlobalTimerNs() + params.timeout_ns;
   for (uint32_t poll = 1;; ++poll) {
-    const uint64_t seen = word != nullptr ? ptx::LoadAcquireSys(word) : wait.wanted;
-    if (__any_sync(kFullWarp, LaunchHasFailed(params))) return false;
+    const uint64_t seen = word != nullptr ? ptx::LoadRelaxedSys(word) : wait.wanted;
     const bool arrived = Arrived(wait, seen);
-    if (__all_sync(kFullWarp, arrived)) return true;
-
-    FaultKind trouble = FaultKind::kNone;
-    uint32_t blamed = peer;
-    if (!arrived) trouble = Trouble(params, wait, seen, ptx::GlobalTimerNs() >= deadline);
-    if (!arrived && poll % kPollsPerAbortCheck == 0) {
-      const uint32_t lost = ptx::LoadRelaxedSys(params.abort_word);
-      if (lost != 0) {
-        trouble = FaultKind::kPeerLost;
-        blamed = lost - 1;
-      }
+    const bool all_arrived = __all_sync(kFullWarp, arrived);
+    if (all_arrived || poll % kPollsPerFaultCheck == 0) {
+      if (__any_sync(kFullWarp, LaunchHasFailed(params))) return false;
     }
-    const uint32_t troubled = __ballot_sync(kFullWarp, trouble != FaultKind::kNone);
-    if (troubled != 0) {
-      if (Lane() == LowestLane(troubled)) {
-        if (trouble == FaultKind::kTimeout) blamed = FindCulprit(params, tag, peer);
-        ReportFault(params, tag, trouble, blamed,
-                    {wait.awaited, peer, wait.tile, seen, wait.wanted});
+    if (all_arrived) {
+      // Arrived words do not change within a launch, so this reads what the release stored.
+      if (word != nullptr) ptx::LoadAcquireSys(word);
+      __syncwarp();
+      return true;
+    }
+    if (poll % kPollsPerFaultCheck == 0) {
+      uint32_t blamed = peer;
+      FaultKind trouble = FaultKind::kNone;
+      if (!arrived) trouble = LookForTrouble(params, wait, seen, deadline, poll, &blamed);
+      const uint32_t troubled = __ballot_sync(kFullWarp, trouble != FaultKind::kNone);
+      if (troubled != 0) {
+        if (Lane() == LowestLane(troubled)) {
+          if (trouble == FaultKind::kTimeout) blamed = FindCulprit(params, tag, peer);
+          ReportFault(params, tag, trouble, blamed,
+                      {wait.awaited, peer, wait.tile, seen, wait.wanted});
+        }
+        return false;
       }
-      return false;
     }
     ptx::NanoSleep(kPollPauseNs);
   }

@@ -21,6 +21,7 @@ struct SimtTile {
   static constexpr int kTileM = 64;
   static constexpr int kTileN = 64;
   static constexpr int kCluster = 1;
+  static constexpr uint32_t kCommThreads = 128;
 };
 
 template <typename Tile, typename Sink>
