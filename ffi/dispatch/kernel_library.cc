@@ -8,30 +8,39 @@
 namespace jax_symm {
 namespace {
 
-struct NamedKernel {
-  std::string name;
-  uint32_t shared_bytes;
+/// The kernels of an architecture come in one cubin for each of these.
+struct Variant {
+  ElementType element;
+  WeightLayout weights;
+  TileShape shape;
 };
 
-/// Every kernel of an element type and a weight layout: what one cubin holds.
-std::vector<NamedKernel> KernelsOf(Arch arch, ElementType element, WeightLayout weights) {
-  std::vector<NamedKernel> names;
-  GemmProblem problem = {.element = element, .weights = weights};
-  for (const TileShape& shape : Sm90Shapes()) {
-    for (Reducer reducer : {Reducer::kPush, Reducer::kPull, Reducer::kMulticast}) {
-      for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
-        problem.collective = collective;
-        const GemmConfig config = {.arch = arch, .reducer = reducer, .shape = shape};
-        names.push_back({KernelName(problem, config), shape.shared_bytes});
-      }
+std::vector<Variant> Variants() {
+  std::vector<Variant> variants;
+  for (ElementType element : {ElementType::kBf16, ElementType::kF16}) {
+    for (WeightLayout weights : {WeightLayout::kKN, WeightLayout::kNK}) {
+      for (const TileShape& shape : Sm90Shapes()) variants.push_back({element, weights, shape});
+    }
+  }
+  return variants;
+}
+
+std::string CubinName(Arch arch, const Variant& v) {
+  return StrCat(ArchName(arch), "_", ElementName(v.element),
+                v.weights == WeightLayout::kKN ? "_kn_" : "_nk_", v.shape.tile_m, "x",
+                v.shape.tile_n, "x", v.shape.cluster);
+}
+
+std::vector<std::string> KernelNames(Arch arch, const Variant& v) {
+  std::vector<std::string> names;
+  for (Reducer reducer : {Reducer::kPush, Reducer::kPull, Reducer::kMulticast}) {
+    for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+      names.push_back(
+          KernelName({.collective = collective, .element = v.element, .weights = v.weights},
+                     {.arch = arch, .reducer = reducer, .shape = v.shape}));
     }
   }
   return names;
-}
-
-std::string CubinName(Arch arch, ElementType element, WeightLayout weights) {
-  return StrCat(ArchName(arch), "_", ElementName(element),
-                weights == WeightLayout::kKN ? "_kn" : "_nk");
 }
 
 const void* FindImage(const std::string& name) {
@@ -51,26 +60,23 @@ StatusOr<std::shared_ptr<KernelLibrary>> KernelLibrary::Load(std::shared_ptr<con
 }
 
 Status KernelLibrary::LoadImages() {
-  for (ElementType element : {ElementType::kBf16, ElementType::kF16}) {
-    for (WeightLayout weights : {WeightLayout::kKN, WeightLayout::kNK}) {
-      const std::string cubin = CubinName(arch_, element, weights);
-      const void* image = FindImage(cubin);
-      if (image == nullptr) {
-        return Unimplemented("this build of jax_symm holds no kernels '", cubin,
-                             "'; build it with JAX_SYMM_ENABLE_CUDA=ON, or use path=\"xla\"");
-      }
-      driver::Library library = nullptr;
-      JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuLibraryLoadData,
-                                            StrCat("loading ", cubin), &library, image, nullptr,
-                                            nullptr, 0U, nullptr, nullptr, 0U));
-      libraries_.push_back(library);
-      for (const NamedKernel& named : KernelsOf(arch_, element, weights)) {
-        driver::Kernel kernel = nullptr;
-        JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuLibraryGetKernel, named.name, &kernel,
-                                              library, named.name.c_str()));
-        kernels_.emplace(named.name, kernel);
-        shared_bytes_.emplace(named.name, named.shared_bytes);
-      }
+  for (const Variant& variant : Variants()) {
+    const std::string cubin = CubinName(arch_, variant);
+    const void* image = FindImage(cubin);
+    if (image == nullptr) {
+      return Unimplemented("this build of jax_symm holds no kernels '", cubin,
+                           "'; build it with JAX_SYMM_ENABLE_CUDA=ON, or use path=\"xla\"");
+    }
+    driver::Library library = nullptr;
+    JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuLibraryLoadData, StrCat("loading ", cubin),
+                                          &library, image, nullptr, nullptr, 0U, nullptr, nullptr,
+                                          0U));
+    libraries_.push_back(library);
+    for (const std::string& name : KernelNames(arch_, variant)) {
+      driver::Kernel kernel = nullptr;
+      JAX_SYMM_RETURN_IF_ERROR(
+          driver::Call(*api_, api_->cuLibraryGetKernel, name, &kernel, library, name.c_str()));
+      kernels_[name] = {kernel, variant.shape.shared_bytes};
     }
   }
   return OkStatus();
@@ -79,14 +85,14 @@ Status KernelLibrary::LoadImages() {
 Status KernelLibrary::Prepare(int device) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (prepared_.contains(device)) return OkStatus();
-  for (const auto& [name, kernel] : kernels_) {
+  for (const auto& [name, loaded_kernel] : kernels_) {
     const std::string detail = StrCat("preparing ", name, " on device ", device);
-    void* loaded = nullptr;  // asking for the function loads the module in the current context
+    void* function = nullptr;  // asking for the function loads the module in the current context
     JAX_SYMM_RETURN_IF_ERROR(
-        driver::Call(*api_, api_->cuKernelGetFunction, detail, &loaded, kernel));
+        driver::Call(*api_, api_->cuKernelGetFunction, detail, &function, loaded_kernel.kernel));
     JAX_SYMM_RETURN_IF_ERROR(
         driver::Call(*api_, api_->cuKernelSetAttribute, detail, driver::kMaxDynamicSharedBytes,
-                     static_cast<int>(shared_bytes_.find(name)->second), kernel, device));
+                     static_cast<int>(loaded_kernel.shared_bytes), loaded_kernel.kernel, device));
   }
   prepared_.insert(device);
   return OkStatus();
@@ -95,7 +101,7 @@ Status KernelLibrary::Prepare(int device) {
 StatusOr<driver::Kernel> KernelLibrary::Find(const std::string& name) const {
   const auto found = kernels_.find(name);
   if (found == kernels_.end()) return Unimplemented("there is no kernel '", name, "'");
-  return found->second;
+  return found->second.kernel;
 }
 
 KernelLibrary::~KernelLibrary() {

@@ -39,8 +39,11 @@ class KernelLibrary {
   std::shared_ptr<const driver::Api> api_;
   Arch arch_;
   std::vector<driver::Library> libraries_;
-  std::map<std::string, driver::Kernel, std::less<>> kernels_;
-  std::map<std::string, uint32_t, std::less<>> shared_bytes_;
+  struct LoadedKernel {
+    driver::Kernel kernel;
+    uint32_t shared_bytes;
+  };
+  std::map<std::string, LoadedKernel, std::less<>> kernels_;
   std::mutex mutex_;
   std::set<int> prepared_;
 };

@@ -34,7 +34,9 @@ StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmCo
                                         uint32_t call) {
   const CallShape shape = ShapeOf(problem, config);
   const uint32_t pitch = DataPitch(shape, memory.capacity);
-  const CallFootprint need = Footprint(shape, pitch);
+  // A single rank stores to the output and leaves the workspace's data alone.
+  const bool straight = problem.ranks == 1 && problem.output == problem.element;
+  const CallFootprint need = straight ? CallFootprint{} : Footprint(shape, pitch);
   if (!Fits(need, memory.capacity)) {
     return InvalidArgument("the call does not fit its workspace: it needs ", need.data_bytes,
                            " bytes and ", need.tiles, " tile flags, the workspace has ",

@@ -7,9 +7,8 @@
 namespace jax_symm {
 
 struct EmbeddedCubin {
-  std::string_view arch;  // "sm90", "sm100"
-  std::string_view name;
-  const void* image;  // carries its own length
+  std::string_view name;  // "sm90_bf16_kn_128x256x2"
+  const void* image;      // carries its own length
 };
 
 /// Empty in a build without kernels.
