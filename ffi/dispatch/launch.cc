@@ -66,7 +66,7 @@ StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmCo
   params.axis_index = reinterpret_cast<const int32_t*>(buffers.axis_index);
   params.timeout_ns = memory.timeout_ns;
   params.abort_word = reinterpret_cast<const uint32_t*>(memory.abort_word);
-  params.fault_record = reinterpret_cast<FaultRecord*>(memory.fault_record);
+  params.fault_record = reinterpret_cast<LaunchRecord*>(memory.fault_record);
   return params;
 }
 

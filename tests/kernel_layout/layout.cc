@@ -90,7 +90,7 @@ KernelParams ParamsOf(const Call& call, uint32_t rank, uint32_t hash, uint64_t t
   params.axis_index = reinterpret_cast<const int32_t*>(at.axis_index);
   params.timeout_ns = timeout_ns;
   params.abort_word = reinterpret_cast<const uint32_t*>(at.abort_word);
-  params.fault_record = reinterpret_cast<FaultRecord*>(at.fault_record);
+  params.fault_record = reinterpret_cast<LaunchRecord*>(at.fault_record);
   return params;
 }
 

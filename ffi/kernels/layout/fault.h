@@ -67,13 +67,13 @@ struct Observation {
 /// In pinned host memory, one for each rank of a workspace; zeroed by the host. `verdict` is
 /// stored last. An observation with awaited == kNothing and a verdict of another reporter means
 /// that this rank only heard of the fault.
-struct FaultRecord {
+struct LaunchRecord {
   uint64_t verdict;
   Observation observation;
 };
-static_assert(offsetof(FaultRecord, verdict) == 0);
-static_assert(offsetof(FaultRecord, observation) == 8);
+static_assert(offsetof(LaunchRecord, verdict) == 0);
+static_assert(offsetof(LaunchRecord, observation) == 8);
 static_assert(offsetof(Observation, seen) == 16);
-static_assert(sizeof(FaultRecord) == 40);
+static_assert(sizeof(LaunchRecord) == 40);
 
 }  // namespace jax_symm
