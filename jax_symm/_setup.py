@@ -72,7 +72,7 @@ def converse(
     release_abandoned()
     exchange, ballot = open_conversation(groups, purpose)
     unconnected = exchange.connect()
-    failure = failure or unconnected
+    failure = failure or config.problem() or unconnected
     agreed = contract(exchange, ballot, groups, alike, own, failure)
     return Conversation(exchange, ballot, groups, agreed)
 

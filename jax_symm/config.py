@@ -76,8 +76,23 @@ def parse(environ: Mapping[str, str]) -> Settings:
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process, read on first use."""
-    return parse(os.environ)
+    """The settings of this process, read on first use; the defaults if one is broken.
+
+    `problem` says what is broken, and every set-up raises it, on all processes.
+    """
+    try:
+        return parse(os.environ)
+    except SymmValueError:
+        return Settings()
+
+
+def problem() -> SymmValueError | None:
+    """What is wrong with the environment of this process, or None."""
+    try:
+        parse(os.environ)
+    except SymmValueError as error:
+        return error
+    return None
 
 
 def _choice(

@@ -56,6 +56,18 @@ def test_path():
         config.parse({"JAX_SYMM_PATH": "p2p"})
 
 
+def test_a_broken_environment_is_kept_for_set_up(monkeypatch):
+    monkeypatch.setenv("JAX_SYMM_PATH", "p2p")
+    config.settings.cache_clear()
+    try:
+        assert config.settings() == config.Settings()
+        assert "got 'p2p'" in str(config.problem())
+    finally:
+        config.settings.cache_clear()
+    monkeypatch.undo()
+    assert config.problem() is None
+
+
 def test_settings_that_change_a_path_are_all_compared():
     for name, value in (
         ("JAX_SYMM_PATH", "xla"),

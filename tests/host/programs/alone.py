@@ -17,13 +17,13 @@ def mesh_of_all():
     return Mesh(np.asarray(jax.devices()), ("tp",), axis_types=(AxisType.Auto,))
 
 
-def program(mesh, body, out_specs=P()):
+def program(mesh, body, *out_specs):
     return jax.jit(
         jax.shard_map(
             body,
             mesh=mesh,
             in_specs=(P(None, "tp"), P("tp", None)),
-            out_specs=out_specs,
+            out_specs=out_specs or P(),
             check_vma=False,
         )
     )
@@ -43,7 +43,7 @@ def few_cores(note, iterations):
             b = jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)
             return a, b, lax.psum(x @ w, "tp")
 
-        f = program(mesh, body, (P("tp"), P(), P()))
+        f = program(mesh, body, P("tp"), P(), P())
         for _ in range(iterations):
             for y in f(x, w):
                 np.testing.assert_array_equal(y, 2.0**world_size - 1)

@@ -1,0 +1,99 @@
+"""Jobs whose environment or start differs between processes."""
+
+import os
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_symm
+
+SIZES = {"max_m": 16, "n": 8, "dtype": jnp.float32, "timeout_s": 60}
+
+
+def mesh_of_all():
+    return Mesh(np.asarray(jax.devices()), ("tp",), axis_types=(AxisType.Auto,))
+
+
+def call(mesh, workspace):
+    x, w = oracle.rank_bits(mesh.devices.size, 16, 8, np.float32)
+
+    def put(array, spec):
+        array = np.asarray(array)
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+
+    f = jax.jit(
+        jax.shard_map(
+            lambda x, w: jax_symm.gemm_all_reduce(
+                x, w, "tp", workspace=workspace, path="host"
+            ),
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None)),
+            out_specs=P(),
+        )
+    )
+    y = f(put(x, P(None, "tp")), put(w, P("tp", None)))
+    np.testing.assert_array_equal(
+        np.asarray(y.addressable_shards[0].data), 2.0**mesh.devices.size - 1
+    )
+
+
+def works(note, _):
+    mesh = mesh_of_all()
+    with jax_symm.Workspace(mesh, "tp", **SIZES) as workspace:
+        call(mesh, workspace)
+        note("no_multicast", workspace.spec.no_multicast)
+
+
+def refused(note, _):
+    """Notes the error of setting up."""
+    try:
+        jax_symm.Workspace(mesh_of_all(), "tp", **SIZES)
+    except Exception as error:
+        note("error", [type(error).__name__, str(error)])
+
+
+def late_start(note, _):
+    if jax.process_index() == 1:
+        time.sleep(5)
+    works(note, None)
+
+
+def two_lives(note, port):
+    """JAX's distributed runtime is shut down and initialised again."""
+    works(note, None)
+    count, index = jax.process_count(), jax.process_index()
+    jax.distributed.shutdown()
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    jax.distributed.initialize(f"localhost:{port}", count, index)
+    works(note, None)
+
+
+def two_axes_in_another_order(note, _):
+    """C32: the processes set up different groups first; nobody hangs."""
+    mesh = Mesh(
+        np.asarray(jax.devices()).reshape(2, 2),
+        ("a", "b"),
+        axis_types=(AxisType.Auto,) * 2,
+    )
+    axes = ["a", "b"] if jax.process_index() == 0 else ["b", "a"]
+    for axis in axes:
+        try:
+            jax_symm.Workspace(mesh, axis, **SIZES)
+        except Exception as error:
+            note(axis, [type(error).__name__, str(error)])
+
+
+def leaves_without_closing(note, _):
+    """The interpreter ends with an open workspace and a launch just made."""
+    mesh = mesh_of_all()
+    workspace = jax_symm.Workspace(mesh, "tp", **SIZES)
+    for _ in range(3):
+        call(mesh, workspace)
+    note("pid", os.getpid())
