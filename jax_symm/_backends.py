@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from jax_symm import _native, config
-from jax_symm._multicast_books import Books
+from jax_symm._multicast_books import Books, Range
+from jax_symm._rendezvous import GroupMemory
 from jax_symm.errors import SymmUnsupportedError
 
 _installed: dict[str, Any] = {}
@@ -57,6 +59,21 @@ def multicast_objects_in_use() -> int:
     Collective: no.
     """
     return int(_native.module().ledger()["multicast_objects"])
+
+
+def quarantine(
+    why: str, memory: Iterable[GroupMemory], ranges: Iterable[Range]
+) -> None:
+    """Keeps memory until the process ends, and counts it: a kernel may still use it."""
+    held, bound = list(memory), list(ranges)
+    _native.module().quarantine(
+        why,
+        [mapping for one in held for mapping in one.mappings.values()],
+        [allocation for one in held for allocation in one.allocations.values()],
+        [binding for range_ in bound for binding in range_.bindings],
+    )
+    for one in held:
+        one.release()
 
 
 class Missing:

@@ -156,6 +156,17 @@ def cuda_backend(library_path: str = '', forbid_multicast: bool = False) -> Cuda
     Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.
     """
 
+def quarantine(why: str, mappings: Sequence[Mapping], allocations: Sequence[Allocation], bindings: Sequence[MulticastBinding]) -> None:
+    """
+    Keeps memory until the process ends, and counts it: a kernel may still use it.
+    """
+
+def abandoned_count() -> int:
+    """Views of GPU memory that finalisers left."""
+
+def release_abandoned() -> None:
+    """Frees what finalisers left. The devices must be idle."""
+
 def ledger() -> dict[str, int]:
     """Driver objects that this process holds, by kind."""
 

@@ -25,7 +25,7 @@ from jax_symm._multicast_plan import (
 from jax_symm._rendezvous import GroupMemory, rendezvous_peers
 from jax_symm._rounds import Member, Surroundings
 from jax_symm.agreement import Ballot, open_conversation
-from jax_symm.exchange import Exchange
+from jax_symm.exchange import Exchange, current_job
 from jax_symm.group import MeshGroups
 
 # Longest wait in each multicast call of the driver that may block.
@@ -237,8 +237,52 @@ def release_abandoned() -> None:
     """Lets go of what was abandoned, when no program can be using it any longer."""
     with _abandoned_lock:
         left, _abandoned[:] = list(_abandoned), []
-    for platform in {platform for platform, _ in left}:
+    platforms = {platform for platform, _ in left}
+    native = _native.module()
+    if native.abandoned_count():
+        platforms.add("gpu")
+    for platform in platforms:
         for device in jax.local_devices(backend=platform):
             _backends.backend(platform).synchronize(ordinal(device))
     for _, held in left:
         held.release()
+    native.release_abandoned()
+
+
+def let_go(
+    groups: MeshGroups,
+    memory: Mapping[int, GroupMemory],
+    multicast: Mapping[int, Outcome],
+) -> None:
+    """Frees memory once this process's devices are idle.
+
+    Memory of GPUs stays, counted, when a process of the mesh is lost or a device fails:
+    a kernel may be waiting for what will never come, and unmapping would wait for it.
+
+    Collective: no.
+    """
+    backend = _backends.backend(groups.platform)
+    if backend.name != "host":
+        why = _why_keep(groups, backend)
+        if why:
+            ranges = [o.range for o in multicast.values() if o.range is not None]
+            _backends.quarantine(why, memory.values(), ranges)
+            return
+    for outcome in multicast.values():
+        outcome.release()
+    for held in memory.values():
+        held.release()
+
+
+def _why_keep(groups: MeshGroups, backend: Any) -> str:
+    job = current_job()
+    lost = job.links.lost(groups.processes) if job else {}
+    if lost:
+        return f"memory shared with process {min(lost)}, which is lost"
+    for _, device in groups.local(jax.process_index()):
+        try:
+            backend.synchronize(ordinal(device))
+        # Closing must not raise for what a kernel did.
+        except Exception as error:
+            return f"memory of a device that fails: {error}"
+    return ""

@@ -25,6 +25,7 @@ from jax_symm._setup import (
     add_multicast,
     allocate,
     converse,
+    let_go,
     ordinal,
 )
 from jax_symm.agreement import concrete_mesh
@@ -79,17 +80,18 @@ class SymmetricBuffer:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def close(self) -> None:
-        """Lets the memory go. Call it when no program of any rank uses it.
+        """Waits for this process's devices and lets the memory go. Idempotent.
 
-        It is unmapped when the last array made by `array` is gone, too. Idempotent.
+        Call it when no program of any rank uses the multicast address any longer: the
+        memory of this process's ranks leaves it. Otherwise memory lives until every
+        process has closed and the last array made by `array` is gone; GPU memory that
+        an array outlived is freed by the next set-up. With a lost process in the mesh,
+        GPU memory is kept until this process ends.
 
         Collective: no.
         """
         if self._finalizer.detach() is not None:
-            for outcome in self._multicast.values():
-                outcome.release()
-            for held in self._memory.values():
-                held.release()
+            let_go(self._groups, self._memory, self._multicast)
 
     def __enter__(self) -> SymmetricBuffer:
         return self

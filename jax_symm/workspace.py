@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jax_symm import _native
 from jax_symm._contract import Agreed
 from jax_symm._helper_thread import HelperThread
-from jax_symm._setup import Conversation, abandon, allocate, converse
+from jax_symm._setup import Conversation, abandon, allocate, converse, let_go
 from jax_symm.agreement import concrete_mesh, settle
 from jax_symm.errors import (
     SymmError,
@@ -167,6 +167,7 @@ class Workspace:
 
     def _adopt(self, opened: Any, talk: Conversation) -> None:
         self._native = opened
+        self._groups = talk.groups
         self._local_devices = [d for _, d in talk.groups.local(jax.process_index())]
         _open_names.add(self.name)
         links = talk.exchange.links
@@ -238,8 +239,7 @@ class Workspace:
         _drain(self._local_devices, self._timeout_s)
         try:
             self._native.close(int(self._timeout_s * 1e9))
-            for outcome in self._multicast.values():
-                outcome.release()
+            let_go(self._groups, {}, self._multicast)
         finally:
             _open_names.discard(self.name)
             self._stop_watching()

@@ -14,6 +14,7 @@ struct Books {
   std::atomic<int64_t> teardown_failures{0};
   std::mutex mutex;
   std::vector<Kept> quarantine;
+  Kept abandoned;
 };
 
 // Never destroyed: a stuck driver call may still hold references when static objects go.
@@ -47,6 +48,27 @@ void Quarantine(const std::string& why, Kept kept) noexcept {
     books.quarantine.push_back(std::move(kept));
   }
   Log(LogLevel::kWarning, StrCat(why, "; it is kept until the process ends"));
+}
+
+void Abandon(std::shared_ptr<const void> object) noexcept {
+  Books& books = TheBooks();
+  std::lock_guard lock(books.mutex);
+  books.abandoned.push_back(std::move(object));
+}
+
+int64_t AbandonedCount() {
+  Books& books = TheBooks();
+  std::lock_guard lock(books.mutex);
+  return static_cast<int64_t>(books.abandoned.size());
+}
+
+void ReleaseAbandoned() {
+  Books& books = TheBooks();
+  Kept released;
+  {
+    std::lock_guard lock(books.mutex);
+    released.swap(books.abandoned);
+  }
 }
 
 void ReportTeardown(const Status& status) noexcept {

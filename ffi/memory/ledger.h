@@ -48,6 +48,12 @@ using Kept = std::vector<std::shared_ptr<const void>>;
 /// Keeps `kept` alive until the process ends, and says why once.
 void Quarantine(const std::string& why, Kept kept) noexcept;
 
+/// Takes over what a finaliser lets go of: unmapping may wait for work on the device, and that work
+/// for whoever the finaliser interrupted. ReleaseAbandoned frees it at a moment that is safe.
+void Abandon(std::shared_ptr<const void> object) noexcept;
+int64_t AbandonedCount();
+void ReleaseAbandoned();
+
 /// For deleters, which cannot return: logs a failure and counts it.
 void ReportTeardown(const Status& status) noexcept;
 

@@ -151,6 +151,16 @@ nb::typed<nb::dict, nb::str, nb::int_> LedgerAsDict() {
   return result;
 }
 
+void QuarantineHeld(const std::string& why, const std::vector<Held<Mapping>*>& mappings,
+                    const std::vector<PyAllocation*>& allocations,
+                    const std::vector<Held<MulticastBinding>*>& bindings) {
+  Kept kept;
+  for (const auto* held : mappings) kept.push_back(held->get());
+  for (const auto* held : allocations) kept.push_back(held->get());
+  for (const auto* held : bindings) kept.push_back(held->get());
+  Quarantine(why, std::move(kept));
+}
+
 /// From then on deleters leave the driver alone: it may be gone before they run.
 void MarkProcessExitingAtExit() {
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&MarkProcessExiting));
@@ -161,6 +171,12 @@ void MarkProcessExitingAtExit() {
 void BindCudaMemory(nb::module_& module) {
   BindMulticastObjects(module);
   BindBackend(module);
+  module.def("quarantine", &QuarantineHeld, nb::arg("why"), nb::arg("mappings"),
+             nb::arg("allocations"), nb::arg("bindings"),
+             "Keeps memory until the process ends, and counts it: a kernel may still use it.");
+  module.def("abandoned_count", &AbandonedCount, "Views of GPU memory that finalisers left.");
+  module.def("release_abandoned", &ReleaseAbandoned, NoGil(),
+             "Frees what finalisers left. The devices must be idle.");
   MarkProcessExitingAtExit();
   module.def("ledger", &LedgerAsDict, "Driver objects that this process holds, by kind.");
 }

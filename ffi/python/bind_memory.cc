@@ -12,6 +12,7 @@
 
 #include "base/checked_math.h"
 #include "memory/host_backend.h"
+#include "memory/ledger.h"
 #include "memory/memory_backend.h"
 #include "python/bindings.h"
 
@@ -59,6 +60,14 @@ StatusOr<uint64_t> ViewBytes(const Shape& shape, const nb::dlpack::dtype& dtype)
   return nbytes;
 }
 
+void DropView(void* pointer) noexcept { delete static_cast<std::shared_ptr<Mapping>*>(pointer); }
+
+/// An array may go while programs run, so its memory is unmapped later.
+void AbandonView(void* pointer) noexcept {
+  Abandon(*static_cast<std::shared_ptr<Mapping>*>(pointer));
+  DropView(pointer);
+}
+
 /// The view holds the mapping, so the memory lives as long as any array made from it.
 nb::ndarray<nb::array_api> ArrayView(const PyMapping& held, uint64_t offset, const Shape& shape,
                                      const std::string& dtype_name, const std::string& device_type,
@@ -71,9 +80,9 @@ nb::ndarray<nb::array_api> ArrayView(const PyMapping& held, uint64_t offset, con
                                       " do not fit a mapping of ", mapping->nbytes(), " bytes"));
   }
   auto owner = std::make_unique<std::shared_ptr<Mapping>>(mapping);
-  nb::capsule keep_alive(owner.get(), [](void* pointer) noexcept {
-    delete static_cast<std::shared_ptr<Mapping>*>(pointer);
-  });
+  const int device = ParseDeviceType(device_type);
+  const bool on_gpu = device == nb::device::cuda::value;
+  nb::capsule keep_alive(owner.get(), on_gpu ? &AbandonView : &DropView);
   owner.release();
   const std::vector<size_t> extents(shape.begin(), shape.end());
   return nb::ndarray<nb::array_api>(reinterpret_cast<void*>(mapping->address().value + offset),

@@ -136,12 +136,15 @@ def lose_a_rank(note, fault):
     """A rank dies or is stuck in a driver call; the others say so and go on alone."""
     mesh = mesh_of(jax.devices())
     note("before", outcome(mesh))
+    buffer = jax_symm.empty((4,), np.float32, mesh=mesh, axis_name="tp")
     if jax.process_index() == 0:
         machine("script", faults=[fault])
     jax_symm.agree(True, mesh=mesh, axis_name="tp")
     start = time.monotonic()
     note("after", outcome(mesh))
     note("seconds", time.monotonic() - start)
+    buffer.close()
+    note("ledger", NATIVE.ledger())
     alone = mesh_of(jax.local_devices())
     note("alone", outcome(alone))
     # The job has lost a member: leave without jax's own last barrier.

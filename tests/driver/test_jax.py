@@ -90,6 +90,10 @@ def test_death_in_a_driver_call(machine: FakeMachine, call: str) -> None:
     assert kind == "SymmPeerLostError", text
     assert "process 2" in text
     assert first.results["seconds"] < 10
+    # A kernel of a survivor might still wait for it: what they shared is kept.
+    for rank in (first, second):
+        assert rank.results["ledger"]["quarantined"] == 1
+        assert rank.results["ledger"]["mappings"] == RANKS
     assert first.results["alone"][0] == second.results["alone"][0] == "peers"
 
 
@@ -109,6 +113,8 @@ def test_call_that_never_returns(machine: FakeMachine) -> None:
     kind, text = first.results["after"]
     assert kind == "SymmTimeoutError", text
     assert "process 2" in text
+    # It lives, so nobody can say that it will not let go.
+    assert first.results["ledger"]["quarantined"] == 0
     assert first.results["alone"][0] == second.results["alone"][0] == "peers"
 
 
