@@ -68,7 +68,7 @@ def _decode(word: int, group: int) -> descriptors.InstructionDescriptor:
     except ValueError as error:
         raise EmulationError("descriptor", str(error)) from None
     if shape.d_type != "f32":
-        raise EmulationError("unsupported", "f16 accumulators in tensor memory")
+        raise EmulationError("descriptor", "f16 accumulators are not modelled")
     return shape
 
 
