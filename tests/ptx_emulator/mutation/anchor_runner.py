@@ -29,7 +29,7 @@ class Attempt:
 IMPATIENT = Schedule(async_rate=0.05, time_out_rate=0.9)
 STARVED = Schedule(starved_warp="random", async_rate=0.2, time_out_rate=0.9)
 ATTEMPTS = (
-    Attempt((2, 2), 448, 1, IMPATIENT),
+    Attempt((2, 2), 832, 1, IMPATIENT),
     Attempt((2, 3), 192, 1, STARVED),
     Attempt((3, 3), 64, 1, IMPATIENT),
     Attempt((2, 2), 448, 1, Schedule(async_rate=0.1, late_write_rate=0.5)),
