@@ -19,7 +19,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("PJRT_NPROC", "64")
 # Tests compile many small programs once: optimising them would take most of the time.
 _flags = ["--xla_backend_optimization_level=0"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
+if importlib.util.find_spec("jaxlib") and importlib.metadata.version(
+    "jaxlib"
+).startswith("0.10."):
     _flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(_flags))
 

@@ -135,12 +135,11 @@ class Accesses(CheckerBase):
     def _visit(self, shadow: Shadow, granules, write: bool, access: Access) -> None:
         shadow.paths |= 1 << access.path
         mixed = shadow.paths == 3
-        self._check(shadow, "writer", granules, access, access.generic, mixed)
+        self._check(shadow, "writer", granules, access, mixed)
         if not write:
             self._record_read(shadow, granules, access)
             return
-        # A generic read before an asynchronous write needs order, no proxy fence.
-        self._check(shadow, "reader", granules, access, access.asynchronous, mixed)
+        self._check(shadow, "reader", granules, access, mixed)
         more = shadow.more[granules]
         if more.any():
             self._check_sets(np.unique(more), access, mixed)
@@ -152,10 +151,10 @@ class Accesses(CheckerBase):
         shadow.read[granules] = 0
 
     def _check(
-        self, shadow: Shadow, table: str, granules, access: Access, generic, mixed
+        self, shadow: Shadow, table: str, granules, access: Access, mixed: bool
     ) -> None:
         who, when, sites = shadow.table(table)
-        bad = self.unordered(access, who[granules], when[granules], generic, mixed)
+        bad = self.unordered(access, who[granules], when[granules], mixed)
         if bad is None:
             return
         first = tuple(np.argwhere(bad)[0])
@@ -168,19 +167,19 @@ class Accesses(CheckerBase):
             kind, int(sites[granule]), lane_of(entry), access.site, lane_of(int(mine)), note
         )  # fmt: skip
 
-    @staticmethod
-    def _kind(access: Access, entry: int, when: int, mine: int) -> str:
-        agent = entry >> 8
-        if access.rows[ALL, agent] < when:
+    def _kind(self, access: Access, entry: int, when: int, mine: int) -> str:
+        agent, lane = entry >> 8, lane_of(entry)
+        single = 0 if lane is None else self.lane_agents[agent, lane]
+        if max(access.rows[ALL, agent], access.rows[ALL, single]) < when:
             same_warp = agent == mine >> 8 and not entry & ASYNCHRONOUS
             return "warp" if same_warp and access.generic == ALL else "race"
         if access.generic == TENSOR:
             return "tcgen05"
         return "alias" if (entry ^ mine) & MULTICAST_PATH else "proxy"
 
-    def unordered(self, access: Access, who, when, generic: int, mixed: bool):
+    def unordered(self, access: Access, who, when, mixed: bool):
         """Mask of shadow entries that the access's clocks do not cover, or None."""
-        ok = self._covered(access, who, when, who >> 8, generic, mixed)
+        ok = self._covered(access, who, when, who >> 8, mixed)
         if np.count_nonzero(ok) == ok.size:
             return None
         if access.lanes is not None:
@@ -195,15 +194,15 @@ class Accesses(CheckerBase):
             return None
         lane = (who >> 2) & SEVERAL
         single = self.lane_agents[who >> 8, lane & 31]
-        by_lane = self._covered(access, who, when, single, generic, mixed)
+        by_lane = self._covered(access, who, when, single, mixed)
         ok |= (lane < 32) & (single > 0) & by_lane
         return None if np.count_nonzero(ok) == ok.size else ~ok
 
     @staticmethod
-    def _covered(access: Access, who, when, agent, generic: int, mixed: bool):
+    def _covered(access: Access, who, when, agent, mixed: bool):
         """Whether the clocks of `agent` reach `when`, in the rows that each entry needs."""
-        ok = access.rows[generic][agent] >= when
-        if generic != access.asynchronous:
+        ok = access.rows[access.generic][agent] >= when
+        if access.generic != access.asynchronous:
             by_async = access.rows[access.asynchronous][agent] >= when
             ok = np.where(who & ASYNCHRONOUS, by_async, ok)
         if mixed:
@@ -237,17 +236,19 @@ class Accesses(CheckerBase):
 
     def _check_sets(self, numbers: np.ndarray, access: Access, mixed: bool) -> None:
         own = access.agent if access.lanes is not None else access.pipe
-        row = access.asynchronous
         for number in numbers:
             for who, (when, mask, site) in self.readers.sets[number].items():
                 same_path = not mixed or (who & MULTICAST_PATH) >> 1 == access.path
+                row = access.asynchronous if who & ASYNCHRONOUS else access.generic
                 needed = [row] if same_path else [row, ALIAS]
                 agent = who >> 8
                 if agent == own or all(
                     self._set_covered(access.rows[r], agent, mask, when) for r in needed
                 ):
                     continue
-                kind = "race" if access.rows[ALL, agent] < when else "alias"
+                kind = self._kind(
+                    access, who, when, access.agent << 8 | access.path << 1
+                )
                 self.report(kind, site, None, access.site, None, "write after read")
 
     def _set_covered(self, row: np.ndarray, agent: int, mask: int, when: int) -> bool:

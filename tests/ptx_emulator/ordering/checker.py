@@ -106,9 +106,9 @@ class Checker(AsynchronousOrder):
         access = Access(
             group.rows, ALL, ALL, who, c.clock, strong.site, 0, only, fenced
         )
-        self._check(shadow, "writer", granules, access, ALL, False)
+        self._check(shadow, "writer", granules, access, False)
         if strong.write:
-            self._check(shadow, "reader", granules, access, ALL, False)
+            self._check(shadow, "reader", granules, access, False)
 
     def against_strong(
         self, access: Access, shadow: Shadow, granules: np.ndarray, write: bool

@@ -392,11 +392,16 @@ def tma_build(machine, kernel):
     )
 
 
-ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%r3];"
+ARRIVE = "fence.proxy.async.shared::cta;\nmbarrier.arrive.shared::cta.b64 _, [%r3];"
 
 
 def test_copies_are_ordered_by_full_and_empty_barriers():
     assert outcome(tma_build, tma_round(True, ARRIVE)) == set()
+
+
+def test_a_copy_over_bytes_read_by_loads_needs_the_proxy_fence_of_the_reader():
+    unfenced = ARRIVE.removeprefix("fence.proxy.async.shared::cta;\n")
+    assert outcome(tma_build, tma_round(True, unfenced)) == {"proxy"}
 
 
 def test_a_relaxed_arrive_releases_nothing():
