@@ -170,7 +170,8 @@ class Accesses(CheckerBase):
     def _kind(self, access: Access, entry: int, when: int, mine: int) -> str:
         agent, lane = entry >> 8, lane_of(entry)
         single = 0 if lane is None else self.lane_agents[agent, lane]
-        if max(access.rows[ALL, agent], access.rows[ALL, single]) < when:
+        known = max(access.rows[ALL, agent], access.rows[ALL, single] if single else 0)
+        if known < when:
             same_warp = agent == mine >> 8 and not entry & ASYNCHRONOUS
             return "warp" if same_warp and access.generic == ALL else "race"
         if access.generic == TENSOR:
