@@ -6,43 +6,28 @@ ranks names any rank that is missing or counted twice, and is compared bit for b
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from kernel_layout import FFI, Awaited, Call, Collective, FaultKind, Reducer, Verdict
+from codegen.toolchain import compile_ptx
+from kernel_layout import Awaited, Call, Collective, FaultKind, Reducer, Verdict
 from ptx_emulator import Buffer, Kernel, Machine, RunResult, Schedule
 from ptx_emulator.numeric import FROM_F32, TO_F32
 
 NEVER_NS = 1 << 50
 RECORD_NBYTES = 40
 DONE_OFFSET = 512  # in the signal pad
-NVCC = os.environ.get("NVCC") or shutil.which("nvcc")
 
 
-@functools.cache
-def compile_ptx(source: Path, arch: str, options: tuple[str, ...] = ()) -> str:
-    """PTX of a kernel file; kept on disk as long as no source changes."""
-    headers = [FFI / "base/address.h", *sorted(FFI.glob("kernels/*/*.*h"))]
-    key = hashlib.sha256(" ".join((arch, *options)).encode())
-    for path in (source, *headers):
-        key.update(path.read_bytes())
-    directory = Path(tempfile.gettempdir()) / f"jax_symm_ptx_{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    ptx = directory / f"{source.stem}_{arch}_{key.hexdigest()[:16]}.ptx"
-    if not ptx.exists():
-        building = ptx.with_suffix(f".{os.getpid()}.tmp")
-        command = [NVCC, f"-arch={arch}", "-ptx", "-std=c++20", f"-I{FFI}", *options]
-        subprocess.run([*command, source, "-o", building], check=True)
-        building.replace(ptx)
-    return ptx.read_text()
+SIMT_KERNELS = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
+
+
+def simt_ptx(*defines: str) -> str:
+    """PTX of the kernels whose mainloop is a SIMT multiplication."""
+    lines = [f"#define {name}\n" for name in defines]
+    return compile_ptx("".join(lines) + SIMT_KERNELS.read_text(), "sm_90a")
 
 
 @dataclass(frozen=True)
@@ -276,6 +261,6 @@ __all__ = [
     "Launched",
     "World",
     "check_results",
-    "compile_ptx",
     "expected",
+    "simt_ptx",
 ]

@@ -6,17 +6,15 @@ of the pairwise set with two.
 
 import itertools
 import os
-from pathlib import Path
 
 import pytest
-from comm_world import World, check_results, compile_ptx
+from comm_world import World, check_results, simt_ptx
 from kernel_layout import Call, Collective, Reducer
 from pairwise import pairwise
 from ptx_emulator import ADVERSARIAL
 
 pytestmark = pytest.mark.requires("nvcc")
 
-SOURCE = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
 SEEDS = int(os.environ.get("JAX_SYMM_TEST_SEEDS", "0"))
 COLLECTIVES = {
     "rs": Collective.REDUCE_SCATTER,
@@ -54,7 +52,7 @@ def _name(configuration: dict) -> str:
 
 @pytest.fixture(scope="module")
 def ptx() -> str:
-    return compile_ptx(SOURCE, "sm_90a")
+    return simt_ptx()
 
 
 def _make_call(world: World, ptx: str, call: Call, grid: int, **options) -> list:
