@@ -15,7 +15,7 @@ namespace jax_symm {
 inline constexpr uint32_t kPollPauseNs = 64;
 /// Of the fault word and the clock; and of host memory, which is a trip over PCIe.
 inline constexpr uint32_t kPollsPerFaultCheck = 8;
-inline constexpr uint32_t kPollsPerAbortCheck = 512;
+inline constexpr uint32_t kPollsPerAbortCheck = 64;
 
 /// What a warp waits for: one word of each rank that it asks for.
 struct Wait {
