@@ -73,7 +73,7 @@ Status PushRank::RunNext(uint64_t epoch) {
 StatusOr<HostCall> PushRank::Announce(uint64_t epoch) {
   JAX_SYMM_RETURN_IF_ERROR(
       Wait(Clock::time_point::max(), [this] { return HasArrival(); }, nullptr));
-  HostCall call = *TakeFirst();
+  HostCall call = TakeFirst();
   for (const PushMemory& peer : ranks_) {
     Announcement& announcement = peer.pad().announcement;
     announcement.key = call.key;
@@ -87,10 +87,9 @@ StatusOr<HostCall> PushRank::Announce(uint64_t epoch) {
 StatusOr<HostCall> PushRank::Follow(uint64_t epoch) {
   JAX_SYMM_RETURN_IF_ERROR(AwaitAnnouncement(epoch));
   const Announcement& announced = pad().announcement;
-  std::optional<HostCall> mine;
+  // Taken only after the wait: a fault that comes meanwhile fails all that has not been taken.
   JAX_SYMM_RETURN_IF_ERROR(Wait(
-      Clock::now() + options_.timeout,
-      [&] { return mine.has_value() || (mine = TakeMatching(announced.key)).has_value(); },
+      Clock::now() + options_.timeout, [&] { return HasArrival(announced.key); },
       [&] {
         const std::optional<Arrival> other = Oldest();
         return StrCat(options_.rank_labels[0], " made call ",
@@ -99,7 +98,7 @@ StatusOr<HostCall> PushRank::Follow(uint64_t epoch) {
                       other ? "waits in " + Describe(other->call.key, other->call.problem)
                             : std::string("makes no call"));
       }));
-  return *std::move(mine);
+  return Take(announced.key);
 }
 
 // A call that waits here and is never announced was skipped by rank 0.
@@ -164,18 +163,16 @@ void PushRank::Fail(const Status& fault) {
   options_.on_fault(fault);
 }
 
-std::optional<HostCall> PushRank::TakeFirst() {
+HostCall PushRank::TakeFirst() {
   std::lock_guard<std::mutex> lock(mutex_);
   HostCall call = std::move(arrivals_.front().call);
   arrivals_.pop_front();
   return call;
 }
 
-std::optional<HostCall> PushRank::TakeMatching(const CallKey& key) {
+HostCall PushRank::Take(const CallKey& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(arrivals_.begin(), arrivals_.end(),
-                                  [&](const Arrival& arrival) { return arrival.call.key == key; });
-  if (found == arrivals_.end()) return std::nullopt;
+  const auto found = Find(key);
   HostCall call = std::move(found->call);
   arrivals_.erase(found);
   return call;
@@ -190,6 +187,16 @@ std::optional<PushRank::Arrival> PushRank::Oldest() {
 bool PushRank::HasArrival() {
   std::lock_guard<std::mutex> lock(mutex_);
   return !arrivals_.empty();
+}
+
+bool PushRank::HasArrival(const CallKey& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Find(key) != arrivals_.end();
+}
+
+std::deque<PushRank::Arrival>::iterator PushRank::Find(const CallKey& key) {
+  return std::find_if(arrivals_.begin(), arrivals_.end(),
+                      [&](const Arrival& arrival) { return arrival.call.key == key; });
 }
 
 }  // namespace jax_symm

@@ -47,10 +47,13 @@ class PushRank : public std::enable_shared_from_this<PushRank> {
   Status TimeoutStatus(const std::string& text) const;
   void Fail(const Status& fault);
 
-  std::optional<HostCall> TakeFirst();
-  std::optional<HostCall> TakeMatching(const CallKey& key);
+  // The progress thread alone takes arrivals, so one that it has seen is still there.
+  HostCall TakeFirst();
+  HostCall Take(const CallKey& key);
   std::optional<Arrival> Oldest();
   bool HasArrival();
+  bool HasArrival(const CallKey& key);
+  std::deque<Arrival>::iterator Find(const CallKey& key);  // with the lock held
 
   PushPad& pad() const { return ranks_[rank_].pad(); }
 

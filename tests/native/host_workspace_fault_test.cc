@@ -1,4 +1,5 @@
 // What goes wrong ends in one error on every rank, and nothing is left pending.
+#include "runtime/fault_record.h"
 #include "workspace_fixture.h"
 
 namespace jax_symm {
@@ -186,8 +187,48 @@ void CloseUnderLoad() {
   }
 }
 
+/// Whatever a call is doing when the fault comes, it is completed.
+void AbortUnderLoad(int num_processes) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 40; ++round) {
+    Cluster cluster({.num_processes = num_processes});
+    Pool pool(2);
+    std::vector<std::thread> devices;
+    for (int d = 0; d < 4; ++d) {
+      devices.emplace_back([&, d] {
+        for (int run = 0;; ++run) {
+          DeviceCall call(SmallCall(run, 0), d);
+          if (!cluster.Submit(d, call.Make(), pool).ok()) return;
+          if (!call.answer.Wait().ok()) return;
+          call.test.CheckResult(call.result, d, 4);
+        }
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    const Status lost = MakeStatus(StatusCode::kAborted, "rank 1 closed its connection");
+    cluster.Of(3).Abort(lost);
+    for (auto& device : devices) device.join();
+    CheckRefuses(cluster, pool, lost);
+  }
+}
+
+void FirstFaultStays() {
+  alignas(FaultRecord) char memory[sizeof(FaultRecord)] = {};
+  auto& record = *reinterpret_cast<FaultRecord*>(memory);
+  record.Write(MakeStatus(StatusCode::kAborted, "first"));
+  record.Write(MakeStatus(StatusCode::kInternal, "second"));
+  CheckError(record.Read(), StatusCode::kAborted, "first");
+  alignas(FaultRecord) char other[sizeof(FaultRecord)] = {};
+  auto& unwritten = *reinterpret_cast<FaultRecord*>(other);
+  CheckError(unwritten.Read(), StatusCode::kAborted, "while it recorded a fault");
+  unwritten.Write(MakeStatus(StatusCode::kInternal, std::string(10000, 'x')));
+  CheckError(unwritten.Read(), StatusCode::kInternal, std::string(3000, 'x'));
+}
+
 void Main() {
+  FirstFaultStays();
   for (int processes : {1, 2, 4}) {
+    AbortUnderLoad(processes);
     for (int missing : {0, 3}) MissingRank(processes, missing);
     OtherCall(processes);
     PeerLost(processes);
