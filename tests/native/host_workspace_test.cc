@@ -76,6 +76,31 @@ void LargeCall(int num_processes) {
   }
 }
 
+/// Workers that certainly take part in the sum: the last to arrive waits until they have begun.
+void HelpersShareTheSum() {
+  Cluster cluster({.world_size = 2, .capacity_bytes = 4 << 20});
+  std::vector<std::thread> helpers;
+  const Scheduler schedule = [&](std::function<void()> task) {
+    auto begun = std::make_shared<std::atomic<bool>>(false);
+    helpers.emplace_back([begun, task = std::move(task)] {
+      begun->store(true);
+      begun->notify_one();
+      task();
+    });
+    begun->wait(false);
+  };
+  const TestCall test = TestCall::Make(1, 0, CollectiveOp::kReduceScatter, 1, 500, 1000, 2);
+  DeviceCall first(test, 0);
+  DeviceCall second(test, 1);
+  CHECK_OK(cluster.Of(0).Submit(0, 2, 0, first.Make(), schedule));
+  CHECK_OK(cluster.Of(1).Submit(1, 2, 1, second.Make(), schedule));
+  for (DeviceCall* call : {&first, &second}) {
+    CHECK_OK(call->answer.Wait());
+    call->test.CheckResult(call->result, call->rank, 2);
+  }
+  for (auto& helper : helpers) helper.join();
+}
+
 /// Launches follow each other without a wait: a rank may be a call ahead of its peers.
 void ManyInFlight(int num_processes) {
   const Setup setup{.world_size = 4, .num_processes = num_processes};
@@ -103,6 +128,7 @@ void Main() {
   Stress({.world_size = 8, .num_processes = 2}, 80);
   Stress({.world_size = 6, .num_processes = 3, .num_groups = 2}, 40);
   Stress({.world_size = 16, .num_processes = 4}, 15);
+  HelpersShareTheSum();
   for (int processes : {1, 2, 4}) {
     LargeCall(processes);
     ManyInFlight(processes);
