@@ -39,6 +39,20 @@ def install(platform: str, made: Any) -> None:
     _installed[platform] = made
 
 
+def forbid_multicast() -> None:
+    """Serves GPUs by a driver table whose multicast calls abort the process.
+
+    For tests and benchmarks on hosts that others share: there a multicast object can
+    put GPUs out of service, so no setting may lead to one.
+
+    Raises:
+      SymmUnsupportedError: The driver cannot be loaded.
+    """
+    made = _native.module().cuda_backend(forbid_multicast=True)
+    for platform in ("gpu", "cuda"):
+        install(platform, made)
+
+
 @functools.cache
 def books() -> Books:
     """This process's books on multicast."""

@@ -170,6 +170,7 @@ def life(note, _):
     jax.config.update("jax_enable_x64", True)
     mesh = mesh_of(jax.devices())
     _policy(note, mesh)
+    _meshes()
     _tables(mesh)
     _steady_state(mesh)
     _views(mesh)
@@ -199,6 +200,28 @@ def _policy(note, mesh):
     assert {again.at(d).multicast_ptr for d in jax.devices()} == pointers
     ws.close()
     buffer.close()
+    assert jax_symm.multicast_objects_in_use() == 0
+
+
+def _meshes():
+    """C32: one object a set of devices, decided alike for all, within the budget."""
+    grid = Mesh(
+        np.asarray(jax.devices()).reshape(2, 2),
+        ("a", "b"),
+        axis_types=(AxisType.Auto,) * 2,
+    )
+
+    def open_(axes, rows):
+        buffer = jax_symm.empty((rows, 1024), np.float32, mesh=grid, axis_name=axes)
+        return buffer, jax_symm.multicast_rendezvous(buffer, "a test").why_no_multicast
+
+    opened = [open_(axes, rows) for axes, rows in (("b", 1), ("a", 1), ("b", 2048))]
+    assert [why for _, why in opened] == [None] * 3
+    assert jax_symm.multicast_objects_in_use() == 4
+    buffer, why = open_(("a", "b"), 1)
+    assert "JAX_SYMM_MULTICAST_BUDGET" in why
+    for one in (*(b for b, _ in opened), buffer):
+        one.close()
     assert jax_symm.multicast_objects_in_use() == 0
 
 

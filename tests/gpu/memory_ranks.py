@@ -11,10 +11,8 @@ import jax_symm
 from jax_symm import _backends, _native
 
 NATIVE = _native.module()
-# The GPUs may be others' too: multicast calls abort.
-BACKEND = NATIVE.cuda_backend(forbid_multicast=True)
-_backends.install("gpu", BACKEND)
-_backends.install("cuda", BACKEND)
+_backends.forbid_multicast()
+BACKEND = _backends.backend("gpu")
 
 
 def mesh_of(devices):
