@@ -75,9 +75,23 @@ Status LocalGroup::TimeoutStatus(const Pending& pending) const {
   return DeadlineExceeded(
       Describe(first->key, first->problem), " on ", options_.Describe(), ": after ", seconds,
       " s only ", pending.arrived, " of ", options_.world_size(),
-      " ranks have arrived; missing: ", options_.Labels(missing),
+      " ranks have arrived; missing: ", options_.Labels(missing), OtherCalls(missing),
       ". Every rank of the group must run the same calls; close the workspace and open another, "
       "or raise timeout_s if a rank is only slow");
+}
+
+std::string LocalGroup::OtherCalls(const std::vector<int>& ranks) const {
+  std::string text;
+  for (const int rank : ranks) {
+    for (const auto& [key, pending] : pending_) {
+      const HostCall& call = pending.calls[rank];
+      if (!call.complete) continue;
+      text +=
+          StrCat("; ", options_.rank_labels[rank], " waits in ", Describe(call.key, call.problem));
+      break;
+    }
+  }
+  return text;
 }
 
 }  // namespace jax_symm

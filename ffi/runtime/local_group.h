@@ -3,6 +3,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,8 @@ class LocalGroup final : public HostGroup {
   using Key = std::pair<int64_t, int64_t>;
 
   Status TimeoutStatus(const Pending& pending) const;
+  /// Where `ranks` are instead, if anywhere. With the lock held.
+  std::string OtherCalls(const std::vector<int>& ranks) const;
 
   const GroupOptions options_;
   std::mutex mutex_;

@@ -66,6 +66,9 @@ void OtherCall(int num_processes) {
       cluster, pool,
       {{0, SmallCall(1, 0)}, {1, SmallCall(1, 0)}, {2, SmallCall(1, 0)}, {3, SmallCall(2, 5)}});
   CheckError(status, StatusCode::kDeadlineExceeded, "rank 3");
+  for (const TestCall& call : {SmallCall(1, 0), SmallCall(2, 5)}) {
+    CheckError(status, StatusCode::kDeadlineExceeded, Describe(call.key, call.problem));
+  }
   CheckRefuses(cluster, pool, status);
 }
 
