@@ -46,6 +46,9 @@ class Workspace:
     Two workspaces are equal when name, mesh, axis, capacity and what the ranks agreed
     on are, so one that is closed and opened again needs no recompilation.
 
+    Dropping the last reference closes it without waiting for launches that have not
+    begun: `close` waits.
+
     A compiled program finds the workspace by its name when it runs: it may be compiled,
     exported or loaded before the workspace exists.
 

@@ -7,6 +7,8 @@ import launcher
 import pytest
 
 TIMEOUT_S = 3.0
+# A machine under load may take longer than the time-out to say so, never for ever.
+BOUND_S = 20.0
 # Three processes of two devices: rank r of the group lives in process r // 2.
 VICTIM = ["rank 2 (process 1", "rank 3 (process 1"]
 VICTIM_AT_SET_UP = "process 1 (ranks 2, 3 of group 0)"
@@ -25,13 +27,13 @@ def launch(function, *, dies):
 
 
 def errors(ranks, name="", *, also_culprit=False):
-    """(kind, text) that each process saw, all within the time-out and 2 s."""
+    """(kind, text) that each process saw; it took no longer than `BOUND_S`."""
     seen = []
     for number, rank in enumerate(ranks):
         if number == 1 and not also_culprit:
             continue
         assert rank.results.get(f"{name}error"), launcher.logs(ranks)
-        assert rank.results[f"{name}seconds"] < TIMEOUT_S + 2, rank.results
+        assert rank.results[f"{name}seconds"] < BOUND_S, rank.results
         seen.append(tuple(rank.results[f"{name}error"]))
         seconds = rank.results[f"{name}seconds"]
         print(f"process {number}: {seconds:.2f} s: {': '.join(seen[-1])}")

@@ -11,6 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 import jax_symm
 
+# The time-out is 3 s; a machine under load may take longer to say so, never for ever.
+BOUND_S = 20
+
 MISSING = {"branch": [0], "trips": [0], "failing": [2]}
 
 
@@ -22,7 +25,7 @@ def test_divergent(which):
     )
     results = rank.results
     assert results["error"], launcher.logs([rank])
-    assert results["seconds"] < 3 + 2
+    assert results["seconds"] < BOUND_S
     texts = [results["error"], results["check"][1]]
     ours = [t for t in texts if "gemm_all_reduce" in t]
     assert ours, texts

@@ -173,7 +173,7 @@ def test_close_waits_for_what_was_launched(mesh8, bits):
 def test_the_last_reference_closes(mesh8, bits):
     workspace = jax_symm.Workspace(mesh8, "tp", name="dropped", timeout_s=60, **SIZES)
     f = program(mesh8, workspace)
-    y = f(*bits)
+    y = f(*bits).block_until_ready()
     spec = workspace.spec
     del workspace, f
     jax.clear_caches()

@@ -5,6 +5,7 @@ took, and whether a workspace works afterwards.
 """
 
 import os
+import pathlib
 import signal
 import time
 
@@ -95,10 +96,16 @@ def survive(note, action):
     client = coordination_client()
     if jax.process_index() == 0:
         for process in range(2, jax.process_count()):
-            client.blocking_key_value_get(f"test/left/{process}", 20000)
+            wait_for_end(client.blocking_key_value_get(f"test/left/{process}", 20000))
     else:
-        client.key_value_set(f"test/left/{jax.process_index()}", "1")
+        client.key_value_set(f"test/left/{jax.process_index()}", str(os.getpid()))
     os._exit(0)
+
+
+def wait_for_end(pid):
+    stat = pathlib.Path("/proc", pid, "stat")
+    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        time.sleep(0.05)
 
 
 def before_any_meeting(note, _):
