@@ -1,7 +1,6 @@
 """Each PTX wrapper that only SM100 has compiles alone, to the instruction it names."""
 
 import pytest
-
 from codegen.toolchain import compile_cubin, compile_ptx, sass
 
 _ALLOCATED = "__shared__ uint32_t base;"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,12 @@ class Variant:
     element: str = "bf16"
     reducer: Reducer = Reducer.PUSH
     collective: Collective = Collective.REDUCE_SCATTER
+
+    @classmethod
+    def of(cls, config: Mapping[str, object]) -> Variant:
+        """The kernel that a test configuration names."""
+        names = ("layout", "element", "reducer", "collective")
+        return cls(*config["shape"], *(config[name] for name in names))
 
     @property
     def tile(self) -> tuple[int, int, int]:
