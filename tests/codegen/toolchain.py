@@ -108,6 +108,7 @@ def compile_cubin(source: str, target: str) -> Path:
     return _compile(source, target, ".cubin", ["-cubin", gencode, "-Xptxas=-v"])
 
 
+@functools.cache
 def resources(cubin: Path) -> dict[str, Resources]:
     """Registers, stack and spills of every kernel, from the log of its compilation."""
     log = cubin.with_suffix(".log").read_text()
@@ -122,6 +123,7 @@ def resources(cubin: Path) -> dict[str, Resources]:
     }
 
 
+@functools.cache
 def sass(cubin: Path) -> dict[str, list[str]]:
     """The instructions of every kernel, operands included, without addresses."""
     text = _run([str(require_tool("nvdisasm")), str(cubin)]).stdout
