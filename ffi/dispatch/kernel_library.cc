@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "dispatch/sm90_spec.h"
+#include "dispatch/config_choice.h"
 #include "kernels/embedded_cubins.h"
 
 namespace jax_symm {
@@ -15,11 +15,11 @@ struct Variant {
   TileShape shape;
 };
 
-std::vector<Variant> Variants() {
+std::vector<Variant> Variants(Arch arch) {
   std::vector<Variant> variants;
   for (ElementType element : {ElementType::kBf16, ElementType::kF16}) {
     for (WeightLayout weights : {WeightLayout::kKN, WeightLayout::kNK}) {
-      for (const TileShape& shape : Sm90Shapes()) variants.push_back({element, weights, shape});
+      for (const TileShape& shape : ShapesOf(arch)) variants.push_back({element, weights, shape});
     }
   }
   return variants;
@@ -60,7 +60,7 @@ StatusOr<std::shared_ptr<KernelLibrary>> KernelLibrary::Load(std::shared_ptr<con
 }
 
 Status KernelLibrary::LoadImages() {
-  for (const Variant& variant : Variants()) {
+  for (const Variant& variant : Variants(arch_)) {
     const std::string cubin = CubinName(arch_, variant);
     const void* image = FindImage(cubin);
     if (image == nullptr) {

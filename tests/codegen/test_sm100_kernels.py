@@ -26,9 +26,18 @@ def unit(reducer):
     """A translation unit with every shape and collective of one reducer."""
     lines = ['#include "kernels/gemm_comm/sm100_export.cuh"']
     for shape, operands, collective in itertools.product(SHAPES, OPERANDS, COLLECTIVES):
-        name = symbol(shape, operands, reducer, collective)
-        arguments = [name, *OPERANDS[operands], *map(str, shape)]
-        arguments += [f"{reducer.capitalize()}Reducer", COLLECTIVES[collective]]
+        element, weights = operands.split("_")
+        cpp_element, cpp_weights = OPERANDS[operands]
+        arguments = [
+            element,
+            cpp_element,
+            weights,
+            cpp_weights,
+            "128",
+            *map(str, shape),
+        ]
+        arguments += [reducer, f"{reducer.capitalize()}Reducer"]
+        arguments += [collective, COLLECTIVES[collective]]
         lines.append(f"JAX_SYMM_SM100_KERNEL({', '.join(arguments)})")
     return "\n".join(lines) + "\n"
 

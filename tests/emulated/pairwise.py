@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+MAX_CANDIDATES = 25_000
 
 
 def pairwise(
@@ -25,7 +28,7 @@ def pairwise(
     chance = random.Random(seed)
     pool = [
         configuration
-        for values in itertools.product(*parameters.values())
+        for values in _candidates(parameters, chance)
         if allowed(configuration := dict(zip(names, values, strict=True)))
     ]
     chance.shuffle(pool)
@@ -38,6 +41,18 @@ def pairwise(
             chosen.append(best)
             uncovered -= _pairs(best)
     return chosen
+
+
+def _candidates(
+    parameters: Mapping[str, Sequence[Any]], chance: random.Random
+) -> Iterable[tuple[Any, ...]]:
+    """The product of the values, or a sample of it where it is large."""
+    if math.prod(map(len, parameters.values())) <= MAX_CANDIDATES:
+        return itertools.product(*parameters.values())
+    return (
+        tuple(chance.choice(values) for values in parameters.values())
+        for _ in range(MAX_CANDIDATES)
+    )
 
 
 def _pairs(configuration: dict[str, Any]) -> set[tuple[tuple[str, Any], ...]]:

@@ -65,13 +65,15 @@ class Variant:
         """The PTX of this kernel alone, from the macro that exports all of them."""
         element = {"bf16": "__nv_bfloat16", "f16": "__half"}[self.element]
         layout = {"kn": "kKN", "nk": "kNK"}[self.layout]
-        policy = f"{self.reducer.name.capitalize()}Reducer"
+        reducer = self.reducer.name.lower()
+        policy = f"{reducer.capitalize()}Reducer"
         reduce_scatter = self.collective == Collective.REDUCE_SCATTER
         collective = "kReduceScatter" if reduce_scatter else "kAllReduce"
         source = (
             '#include "kernels/gemm_comm/sm100_export.cuh"\n'
-            f"JAX_SYMM_SM100_KERNEL({self.symbol}, {element}, {layout}, {self.tile_n}, "
-            f"{self.cluster}, {policy}, {collective})\n"
+            f"JAX_SYMM_SM100_KERNEL({self.element}, {element}, {self.layout}, {layout}, "
+            f"{TILE_M}, {self.tile_n}, {self.cluster}, {reducer}, {policy}, "
+            f"{'rs' if reduce_scatter else 'ar'}, {collective})\n"
         )
         return compile_ptx(source, "sm_100f")
 

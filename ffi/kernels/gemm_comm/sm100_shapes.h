@@ -5,11 +5,11 @@
 #include "kernels/layout/workspace_layout.h"
 #include "kernels/mainloop/sm100_tile.h"
 
-// X(tile_n, cluster)
+// X(tile_m, tile_n, cluster)
 #define JAX_SYMM_SM100_SHAPES(X) \
-  X(128, 1)                      \
-  X(128, 2)                      \
-  X(256, 2)
+  X(128, 128, 1)                 \
+  X(128, 128, 2)                 \
+  X(128, 256, 2)
 
 namespace jax_symm {
 
