@@ -252,11 +252,25 @@ RULES: tuple[Rule, ...] = (
 FAMILIES = ("wait", "arrive", "commit", "fence", "scope", "parity", "tx", "constant")
 
 
-def mutants(ptx: str) -> list[Mutant]:
-    """Every mutant of the text, in the order of the instructions."""
+def _kernel_span(ptx: str, kernel: str) -> tuple[int, int]:
+    """Where the text of one kernel starts and ends."""
+    entries = [(m[1], m.start()) for m in re.finditer(r"\.entry\s+([\w$]+)", ptx)]
+    names = [name for name, _ in entries]
+    if kernel not in names:
+        raise ValueError(f"kernel: got {kernel!r}, expected one of {names}")
+    starts = [start for _, start in entries] + [len(ptx)]
+    position = names.index(kernel)
+    return starts[position], starts[position + 1]
+
+
+def mutants(ptx: str, kernel: str | None = None) -> list[Mutant]:
+    """Every mutant of the text, or of one kernel in it, in the order of instructions."""
+    first, last = _kernel_span(ptx, kernel) if kernel else (0, len(ptx))
     found: list[Mutant] = []
     seen: dict[str, int] = {}
     for statement in statements(ptx):
+        if not first <= statement.start < last:
+            continue
         original = ptx[statement.start : statement.end]
         line = ptx.count("\n", 0, statement.start) + 1
         for rule in RULES:

@@ -23,6 +23,15 @@ def test_every_occurrence_is_mutated_once():
     assert found[1].text == "bar.sync 0;\n\n// bar.sync 2;\n"
 
 
+def test_one_kernel_of_several():
+    ptx = ".entry a(){\nbar.sync 0;\n}\n.entry b(){\nbar.sync 1;\n}\n"
+    (mutant,) = rules.mutants(ptx, "b")
+    assert (mutant.name, mutant.line) == ("drop bar.sync #0", 5)
+    assert len(rules.mutants(ptx)) == 2
+    with pytest.raises(ValueError, match="'c'"):
+        rules.mutants(ptx, "c")
+
+
 def test_lines_do_not_move():
     ptx = "mbarrier.arrive.shared::cta.b64 _,\n  [%r1];\nret;\n"
     (mutant,) = rules.mutants(ptx)
