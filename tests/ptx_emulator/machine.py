@@ -213,7 +213,7 @@ class Machine:
                 parameters,
                 variables,
                 self._launches,
-            )  # fmt: skip
+            )
         )
         self._launches += 1
 

@@ -55,23 +55,22 @@ class Bytes:
         index = offsets // (element * count)
         if strict:
             good = valid[index] == full
-            if not good.all():
-                first = offsets[int(np.argmin(good.all(1)))]
-                raise EmulationError(
-                    "poison",
-                    f"read of bytes never written: {self.label} + {int(first):#x}",
-                )
+            if np.count_nonzero(good) != good.size:
+                first = int(offsets[int(np.argmin(good.all(1)))])
+                what = f"read of bytes never written: {self.label} + {first:#x}"
+                raise EmulationError("poison", what)
         return data[index]
 
     def write(self, offsets: np.ndarray, values: np.ndarray) -> bool:
-        """Writes [n, count] elements; lanes with equal offsets: the last one wins. Returns whether a byte changed."""
-        n, count = values.shape
+        """Writes [n, count] elements, the last of equal offsets wins; whether any changed."""
+        count = values.shape[1]
         data, valid, full = self.view(values.dtype.itemsize, count)
         index = offsets // (values.dtype.itemsize * count)
-        changed = bool((data[index] != values).any() or (valid[index] != full).any())
+        changed = np.count_nonzero(data[index] != values)
+        changed = changed or np.count_nonzero(valid[index] != full)
         data[index] = values
         valid[index] = full
-        return changed
+        return bool(changed)
 
     def fill(self, raw: np.ndarray, offset: int = 0) -> None:
         """Host write: `raw` uint8."""

@@ -59,9 +59,9 @@ class ProgressWatch:
         self.quiet += 1
         if self.quiet > MAX_QUIET_ROUNDS:
             self._hang(live)
-        if self.probing or all(w.waiting is not None for w in live):
-            if self._all_repeat(live) and not fire_one():
-                self._jump(live)
+        idle = self.probing or all(w.waiting is not None for w in live)
+        if idle and self._all_repeat(live) and not fire_one():
+            self._jump(live)
 
     @staticmethod
     def _all_repeat(live: list[Warp]) -> bool:

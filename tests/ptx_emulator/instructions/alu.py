@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from ptx_emulator import numeric
-
-from ..codegen import NUMPY, VALUE_TYPE, Emitter, generic_base, inline
-from ..ptx import TYPE_BYTES, Instruction
+from ptx_emulator.codegen import NUMPY, VALUE_TYPE, Emitter, generic_base, inline
+from ptx_emulator.ptx import TYPE_BYTES, Instruction
 
 INTEGERS = "u16|s16|u32|s32|u64|s64"
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}

@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..numeric import u4
-from ..ptx import Instruction
-from ..state import NamedBarrier
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.state import NamedBarrier
+from ptx_emulator.warp import Warp
+
 from .control import NOT_CONVERGED, all_lanes
 
 

@@ -7,13 +7,13 @@ import re
 import numpy as np
 
 from ptx_emulator import mbarrier
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.memory import Bytes
+from ptx_emulator.numeric import REDUCTION_DTYPES, reduce_pair, u1
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..memory import Bytes
-from ..numeric import REDUCTION_DTYPES, reduce_pair, u1
-from ..ptx import Instruction
-from ..warp import Warp
 from .bulk_groups import complete_bytes, post_store
 
 CHUNK = 16

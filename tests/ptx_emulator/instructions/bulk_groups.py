@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..mbarrier import Mbarrier
-from ..ptx import Instruction
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.mbarrier import Mbarrier
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
 ISSUED, READ, DONE = range(3)
 

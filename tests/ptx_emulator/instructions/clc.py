@@ -7,12 +7,12 @@ import re
 import numpy as np
 
 from ptx_emulator import mbarrier
+from ptx_emulator.codegen import Emitter, inline, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
-from ..codegen import Emitter, inline, step
-from ..errors import EmulationError
-from ..numeric import u4
-from ..ptx import Instruction
-from ..warp import Warp
 from .bulk_groups import complete_bytes
 
 RESPONSE_BYTES = 16

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, inline, step
-from ..errors import EmulationError
-from ..ptx import Instruction
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, inline, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
 EXIT = object()  # the active lanes end
 NOT_CONVERGED = "the other lanes of its member mask"

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..ptx import Instruction
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
 
 @step(

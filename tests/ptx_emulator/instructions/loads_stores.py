@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from ..codegen import UNSIGNED_BY_BYTES, VALUE_TYPE, Emitter, inline, step
-from ..memory import UNSIGNED
-from ..ptx import TYPE_BYTES, Instruction
-from ..warp import Warp
+from ptx_emulator.codegen import UNSIGNED_BY_BYTES, VALUE_TYPE, Emitter, inline, step
+from ptx_emulator.memory import UNSIGNED
+from ptx_emulator.ptx import TYPE_BYTES, Instruction
+from ptx_emulator.warp import Warp
 
 SPACE = r"(?:\.(?P<space>global|shared(?:::(?:cta|cluster))?|local|param(?:::entry)?|const))?"
 CACHE = (

@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..numeric import u2, u4
-from ..ptx import Instruction
-from ..semantics.fragments import matrix_8x8
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.numeric import u2, u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.semantics.fragments import matrix_8x8
+from ptx_emulator.warp import Warp
+
 from .control import NOT_CONVERGED, all_lanes
 
 ROW_BYTES = 16

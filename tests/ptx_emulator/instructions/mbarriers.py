@@ -7,13 +7,12 @@ import re
 import numpy as np
 
 from ptx_emulator import mbarrier
-
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..memory import SHARED_WINDOW, WINDOW_BYTES
-from ..numeric import u8
-from ..ptx import Instruction
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.memory import SHARED_WINDOW, WINDOW_BYTES
+from ptx_emulator.numeric import u8
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 
 SPACE = r"(?:\.(?P<space>shared(?:::(?:cta|cluster))?))?"
 ORDER = r"(?:\.(?P<sem>release|acquire|relaxed)\.(?P<scope>cta|cluster))?"

@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..memory import UNSIGNED
-from ..numeric import REDUCTION_DTYPES, reduce_pair, reduce_replicas
-from ..ptx import TYPE_BYTES, Instruction
-from ..warp import MULTICAST, Part, Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.memory import UNSIGNED
+from ptx_emulator.numeric import REDUCTION_DTYPES, reduce_pair, reduce_replicas
+from ptx_emulator.ptx import TYPE_BYTES, Instruction
+from ptx_emulator.warp import MULTICAST, Part, Warp
+
 from .loads_stores import SCOPE, VECTOR
 
 ORDER = (

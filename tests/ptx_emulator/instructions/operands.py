@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import EmulationError
-from ..numeric import TO_F32
-from ..semantics import descriptors
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import TO_F32
+from ptx_emulator.semantics import descriptors
 
 ELEMENT_BYTES = 2
 CHUNK = 16

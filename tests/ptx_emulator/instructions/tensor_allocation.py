@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..memory import WINDOW_BYTES
-from ..numeric import u4
-from ..ptx import Instruction
-from ..warp import LANES, Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.memory import WINDOW_BYTES
+from ptx_emulator.numeric import u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import LANES, Warp
+
 from .control import NOT_CONVERGED, all_lanes
 
 GROUP = r"\.cta_group::(?P<group>[12])"

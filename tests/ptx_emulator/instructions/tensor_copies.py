@@ -8,15 +8,15 @@ from functools import lru_cache
 import numpy as np
 
 from ptx_emulator import mbarrier
+from ptx_emulator.codegen import Emitter, inline, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.memory import PARAM_WINDOW, WINDOW_BYTES, Bytes
+from ptx_emulator.numeric import REDUCTION_DTYPES, i4, reduce_pair, u1
+from ptx_emulator.ptx import Instruction, split_operands
+from ptx_emulator.semantics import tma_box
+from ptx_emulator.tensor_map import TensorMap, decode_tensor_map
+from ptx_emulator.warp import Warp
 
-from ..codegen import Emitter, inline, step
-from ..errors import EmulationError
-from ..memory import PARAM_WINDOW, WINDOW_BYTES, Bytes
-from ..numeric import REDUCTION_DTYPES, i4, reduce_pair, u1
-from ..ptx import Instruction, split_operands
-from ..semantics import tma_box
-from ..tensor_map import TensorMap, decode_tensor_map
-from ..warp import Warp
 from .bulk_groups import complete_bytes, post_store
 
 CHUNK = 16

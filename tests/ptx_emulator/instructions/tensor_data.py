@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..numeric import u4
-from ..ptx import Instruction
-from ..semantics import tmem
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.semantics import tmem
+from ptx_emulator.warp import Warp
+
 from .control import NOT_CONVERGED, all_lanes
 
 SHAPE = (

@@ -9,14 +9,14 @@ from functools import lru_cache
 import numpy as np
 
 from ptx_emulator import mbarrier
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import f4, u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.semantics import descriptors, tmem
+from ptx_emulator.semantics.matmul import multiply_accumulate
+from ptx_emulator.warp import Warp
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..numeric import f4, u4
-from ..ptx import Instruction
-from ..semantics import descriptors, tmem
-from ..semantics.matmul import multiply_accumulate
-from ..warp import Warp
 from .mbarriers import barrier_address
 from .operands import read_operand
 from .tensor_allocation import GROUP, check_group, pair_of

@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..numeric import i4, u4
-from ..ptx import Instruction
-from ..warp import LANES, Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import i4, u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import LANES, Warp
+
 from .control import NOT_CONVERGED
 
 

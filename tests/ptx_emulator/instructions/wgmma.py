@@ -8,13 +8,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..codegen import Emitter, step
-from ..errors import EmulationError
-from ..numeric import TO_F32, f2, f4, u2, u4
-from ..ptx import Instruction
-from ..semantics import fragments
-from ..semantics.matmul import multiply_accumulate
-from ..warp import Warp
+from ptx_emulator.codegen import Emitter, step
+from ptx_emulator.errors import EmulationError
+from ptx_emulator.numeric import TO_F32, f2, f4, u2, u4
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.semantics import fragments
+from ptx_emulator.semantics.matmul import multiply_accumulate
+from ptx_emulator.warp import Warp
+
 from .control import NOT_CONVERGED, all_lanes
 from .operands import read_operand
 

@@ -12,8 +12,9 @@ from .clocks import ALIAS, ALL, ASYNC_GLOBAL, ASYNC_SHARED, TENSOR, widen
 from .shadow import ASYNCHRONOUS, MULTICAST_PATH, SEVERAL, ReaderSets, Shadow
 
 if TYPE_CHECKING:
-    from ..memory import Bytes
-    from ..warp import Warp
+    from ptx_emulator.memory import Bytes
+    from ptx_emulator.warp import Warp
+
     from .asynchronous import AsyncOp
 
 
@@ -141,7 +142,7 @@ class Accesses(CheckerBase):
             return
         self._check(shadow, "reader", granules, access, mixed)
         more = shadow.more[granules]
-        if more.any():
+        if np.count_nonzero(more):
             self._check_sets(np.unique(more), access, mixed)
             shadow.more[granules] = 0
         shadow.writer[granules] = access.who
@@ -213,14 +214,16 @@ class Accesses(CheckerBase):
 
     def _record_read(self, shadow: Shadow, granules, access: Access) -> None:
         old = shadow.reader[granules]
-        who = np.broadcast_to(np.asarray(access.who, np.int32), old.shape)
+        who = access.who
         free = (old == 0) | ((old & ~0xFC) == (who & ~0xFC))
         value = np.where((old == 0) | (old == who), who, who | SEVERAL << 2)
         if np.count_nonzero(free) == free.size:
             place = granules
         else:
             place, value = granules[free], value[free]
-            self._record_more(shadow, granules[~free], who[~free], access)
+            rest = ~free
+            others = np.broadcast_to(np.asarray(who, np.int32), old.shape)[rest]
+            self._record_more(shadow, granules[rest], others, access)
         shadow.reader[place] = value
         shadow.read[place] = access.when
         shadow.read_site[place] = access.site

@@ -12,8 +12,8 @@ from .shadow import SEVERAL, Shadow
 from .synchronisation import Synchronisation
 
 if TYPE_CHECKING:
-    from ..mbarrier import Mbarrier
-    from ..warp import Warp
+    from ptx_emulator.mbarrier import Mbarrier
+    from ptx_emulator.warp import Warp
 
 TENSOR_COLUMNS = 512
 TENSOR_STRIPES = 8

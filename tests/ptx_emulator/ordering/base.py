@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import EmulationError, Report
+from ptx_emulator.errors import EmulationError, Report
+
 from .shadow import SEVERAL, Shadow
 
 if TYPE_CHECKING:
-    from ..machine import Machine
-    from ..memory import Bytes
-    from ..state import Launch
-    from ..warp import Warp
+    from ptx_emulator.machine import Machine
+    from ptx_emulator.memory import Bytes
+    from ptx_emulator.state import Launch
+    from ptx_emulator.warp import Warp
 
 MAX_REPORTS = 200
 

@@ -17,10 +17,10 @@ from .shadow import Shadow
 from .strong import Location, StrongAccess, inclusive, narrower, place_of
 
 if TYPE_CHECKING:
-    from ..machine import Machine
-    from ..memory import Bytes
-    from ..state import Launch
-    from ..warp import Warp
+    from ptx_emulator.machine import Machine
+    from ptx_emulator.memory import Bytes
+    from ptx_emulator.state import Launch
+    from ptx_emulator.warp import Warp
 
 LARGEST_ACCESS = 32
 

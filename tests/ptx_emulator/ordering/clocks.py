@@ -6,6 +6,8 @@ copies, a thread's bulk groups, a tensor-core queue); pipes count operations, wa
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 # Rows. ALL is plain causality; the others are the part of it that a fence has made valid for another kind of access.
@@ -58,7 +60,7 @@ class WarpClocks:
         )  # rows ASYNC_*, ALIAS, INIT: own accesses up to this clock
         self.released: list = [None] * 32  # (rows, scope) of the last release fence
         # Releases that relaxed loads have read, for a later acquire fence.
-        self.observed: list[dict] = [{} for _ in range(32)]
+        self.observed: defaultdict[int, dict] = defaultdict(dict)
         self.tensor_agents: dict[str, int] = {}
         self.tensor_counts: dict[str, int] = {}
         self.initialised: list = []

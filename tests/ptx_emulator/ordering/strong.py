@@ -10,7 +10,7 @@ import numpy as np
 from .clocks import join
 
 if TYPE_CHECKING:
-    from ..warp import Warp
+    from ptx_emulator.warp import Warp
 
 # How much of a place (rank, launch, cluster origin, CTA) a scope has in common.
 PREFIX = {"cta": 4, "cluster": 3, "gpu": 1, "sys": 0}

@@ -21,8 +21,8 @@ from .clocks import (
 from .strong import inclusive, narrower, place_of
 
 if TYPE_CHECKING:
-    from ..mbarrier import Mbarrier
-    from ..warp import Warp
+    from ptx_emulator.mbarrier import Mbarrier
+    from ptx_emulator.warp import Warp
 
 
 class Synchronisation(Accesses):
@@ -93,7 +93,7 @@ class Synchronisation(Accesses):
                     reach = narrower(scope, load_scope)
                     if inclusive(released.place, released.scope, place, reach):
                         self.acquire(w, np.arange(32) == lane, released.rows)
-                c.observed[lane] = {}
+                c.observed[lane].clear()
         if sem in ("acq_rel", "release"):
             rows = self.publish(w, lanes, None)
             for lane in np.nonzero(lanes)[0]:
