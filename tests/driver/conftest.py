@@ -40,7 +40,7 @@ def _hub(machine: FakeMachine, processes: int, deadline_s: float) -> Hub:
 
 @pytest.fixture(scope="session")
 def shared_hubs(shared_machine: FakeMachine) -> Iterator[dict[int, Hub]]:
-    hubs = {count: _hub(shared_machine, count, 0.5) for count in (1, 2, 3, 4)}
+    hubs = {count: _hub(shared_machine, count, 10.0) for count in (1, 2, 3, 4)}
     yield hubs
     for hub in hubs.values():
         hub.close()

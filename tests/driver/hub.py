@@ -159,9 +159,17 @@ class Hub:
             worker.end()
 
     def run(
-        self, name: str, arguments: Mapping[str, Any], only: Sequence[int] | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        only: Sequence[int] | None = None,
+        deadline_s: float | None = None,
     ) -> list[Any]:
         """Runs `ranks.<name>(line, **arguments)` in every worker.
+
+        Args:
+          only: The workers that take part; None for all.
+          deadline_s: Longest time in which nothing happens, in seconds.
 
         Returns:
           For each worker what it returned, the exception it raised, or Lost.
@@ -171,7 +179,9 @@ class Hub:
             if self._workers[index] is None:
                 self._workers[index] = Worker(index, self._environments[index])
         workers = [self._workers[index] for index in indices]
-        meeting = _Meeting([w for w in workers if w is not None], self._deadline_s)
+        meeting = _Meeting(
+            [w for w in workers if w is not None], deadline_s or self._deadline_s
+        )
         for worker in meeting.workers:
             send(worker.sock, (name, len(indices), dict(arguments)))
         outcomes = meeting.hold()

@@ -31,6 +31,9 @@ HARMLESS = {"cuCtxSetCurrent"}
 # These wait on a helper thread, so the rank survives one that never returns.
 WATCHED = {"cuMulticastBindMem", "cuMemMap"}
 
+# Short, because each such case takes as long; long beside the milliseconds of a round.
+_LOST_AFTER_S = 1.0
+
 _names = (f"case{number}" for number in itertools.count())
 
 
@@ -95,7 +98,9 @@ class Matrix:
         """One case with all that must hold after it."""
         setup = self.setup()
         self.machine.script(faults=[(case.tag, case.call, case.nth, case.action)])
-        outcomes = self.hub.run("open_kept", {"setup": setup})
+        outcomes = self.hub.run(
+            "open_kept", {"setup": setup}, deadline_s=self._wait(case)
+        )
         rounds = self.hub.rounds
         report = self.machine.report()
         survivors = [i for i, one in enumerate(outcomes) if not isinstance(one, Lost)]
@@ -111,6 +116,13 @@ class Matrix:
         self._check_nothing_left(case, survivors)
         self.machine.script(faults=[])
         self.clean()
+
+    def _wait(self, case: Case) -> float | None:
+        """How long the others wait for a rank that will not come."""
+        lost = case.action == "hang" and not is_watched(
+            self, case.tag, case.call, case.nth
+        )
+        return _LOST_AFTER_S if lost else None
 
     def _check_verdict(self, case: Case, verdict: Any, lost: int) -> None:
         kind = verdict[0]
