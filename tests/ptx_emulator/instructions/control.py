@@ -48,9 +48,9 @@ def _trap(e: Emitter, i: Instruction, m: re.Match):
 @step(r"call(?:\.uni)?")
 def _call(e: Emitter, i: Instruction, m: re.Match):
     def body(w: Warp, lanes: np.ndarray):
-        raise EmulationError(
-            "unsupported", f"device function call (an assertion or printf?): {i.text}"
-        )
+        if "__assertfail" in i.text:
+            raise EmulationError("trap", "a device assertion failed")
+        raise EmulationError("unsupported", f"device function call: {i.text}")
 
     return body
 
