@@ -114,6 +114,9 @@ class Executor:
             if barrier.arrived and barrier.implicit:
                 barrier.expected -= 32
                 complete_named(cta, barrier)
+        barrier = cta.cluster.barrier
+        if w.step_state.get("cluster") == barrier.generation:
+            barrier.arrived -= 1  # counted among the live warps until now
         complete_cluster(cta.cluster)
 
 

@@ -41,11 +41,15 @@ class Mbarrier:
 
     def _step(self, method, *arguments) -> None:
         phase = self.state.phase
+        machine = self.cta.launch.machine
+        if machine.strict and not self.cta.live_warps:
+            raise EmulationError(
+                "cluster", f"signal to the {self.name}, which has exited"
+            )
         try:
             completed = method(*arguments)
         except ValueError as error:
             raise EmulationError("mbarrier", f"{error}: {self.describe()}") from None
-        machine = self.cta.launch.machine
         machine.progress += 1
         if completed:
             self.published[phase & 1] = self.collected

@@ -279,6 +279,43 @@ def test_multicast_load_reaches_each_cta_of_the_mask():
     assert out.array(np.uint32).tolist() == [*range(16)] * 2
 
 
+def test_a_copy_to_a_cta_that_has_left():
+    """CTA 1 sends to CTA 0, which does not wait for it."""
+    text = module(
+        f"""mov.u32 %r1, tile; mov.u32 %r2, full; mov.u32 %r3, %cluster_ctarank;
+        {
+            once(
+                0,
+                '''mbarrier.init.shared::cta.b64 [%r2], 1;
+        fence.mbarrier_init.release.cluster;''',
+            )
+        }
+        mad.lo.u32 %r4, %lane, 4, %r1;
+        st.shared.u32 [%r4], %lane;
+        fence.proxy.async.shared::cta;
+        barrier.cluster.arrive.release.aligned;
+        barrier.cluster.wait.acquire.aligned;
+        setp.eq.u32 %p1, %r3, 0;
+        @%p1 exit;
+        mapa.shared::cluster.u32 %r7, %r1, 0;
+        mapa.shared::cluster.u32 %r8, %r2, 0;
+        {
+            once(
+                0,
+                '''cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
+        [%r7], [%r1], 128, [%r8];''',
+            )
+        }""",
+        shared=f"{SHARED} .shared .align 128 .b8 tile[128];",
+    )
+    for seed in range(4):
+        machine = Machine(arch="sm_90a")
+        machine.launch(0, machine.load(text).kernel(), 2, 32, [], cluster=2)
+        with pytest.raises(EmulationError) as caught:
+            machine.run(seed)
+        assert caught.value.kind in ("cluster", "exit")
+
+
 class TestTensorMap:
     @pytest.mark.parametrize(
         ("changes", "what"),

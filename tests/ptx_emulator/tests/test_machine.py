@@ -491,6 +491,65 @@ class TestBarriers:
         machine.launch(0, machine.load(text).kernel(), 2, 1, [], cluster=2)
         assert error_of(machine).kind == "cluster"
 
+    def test_a_warp_that_arrives_and_leaves_counts_once(self):
+        """Warp 0 of each CTA arrives and ends; the others still meet."""
+        text = module(
+            f"""mov.u32 %r2, %cluster_ctarank;
+            mad.lo.u32 %r3, %r2, 3, %warp;
+            mad.wide.u32 %rd1, %r3, 4, %io;
+            {once(0, "st.global.u32 [%rd1], 7;", of="%lane")}
+            barrier.cluster.arrive.release.aligned;
+            setp.eq.u32 %p1, %warp, 0;
+            @%p1 exit;
+            barrier.cluster.wait.acquire.aligned;
+            ld.global.u32 %r4, [%io];
+            ld.global.u32 %r5, [%io+12];
+            ld.global.u32 %r6, [%io+16];
+            mul.lo.u32 %r4, %r4, %r5;
+            mul.lo.u32 %r4, %r4, %r6;
+            add.u32 %r3, %r3, 6;
+            mad.wide.u32 %rd1, %r3, 4, %io;
+            {once(0, "st.global.u32 [%rd1], %r4;", of="%lane")}""",
+            "io",
+        )
+        for seed in range(6):
+            content = np.zeros(12, np.uint32)
+            (io,) = run_with(text, content, threads=96, grid=2, cluster=2, seed=seed)
+            got = io.array(np.uint32)
+            assert got[[7, 8, 10, 11]].tolist() == [343] * 4
+
+    def test_cluster_launch_control_takes_over_what_has_not_started(self):
+        """Each CTA counts its own index, then those of the clusters that it cancels."""
+        text = module(
+            f"""mov.u32 %r1, bar; mov.u32 %r2, response;
+            mbarrier.init.shared::cta.b64 [%r1], 1;
+            fence.mbarrier_init.release.cluster;
+            mov.u32 %r3, %ctaid.x;
+            mov.u32 %r4, 0;
+            WORK:
+            mad.wide.u32 %rd1, %r3, 4, %io;
+            red.relaxed.gpu.global.add.u32 [%rd1], 1;
+            fence.proxy.async.shared::cta;
+            mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 16;
+            clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r1];
+            {wait("%r1", "%r4")}
+            xor.b32 %r4, %r4, 1;
+            ld.shared.b128 %q1, [%r2];
+            clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;
+            @!%p1 bra DONE;
+            clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r3, %q1;
+            bra WORK;
+            DONE:""",
+            "io",
+            shared=".shared .align 8 .b64 bar; .shared .align 16 .b8 response[16];",
+            target="sm_100f",
+        )
+        machine = Machine(arch="sm_100f", resident_ctas=2)
+        io = machine.buffer(0, np.zeros(9, np.uint32))
+        machine.launch(0, machine.load(text).kernel(), 9, 1, [io])
+        machine.run(3)
+        assert io.array(np.uint32).tolist() == [1] * 9
+
 
 MBARRIER = ".shared .align 8 .b64 bar;"
 
