@@ -23,6 +23,7 @@ from jax_symm.errors import (
     SymmError,
     SymmStateError,
     SymmTypeError,
+    SymmUnsupportedError,
     SymmValueError,
 )
 from jax_symm.group import AxisName, MeshGroups, Place
@@ -102,7 +103,9 @@ class Workspace:
         mesh = concrete_mesh(mesh)
         groups = MeshGroups.of(mesh, axis_name)
         ops = tuple(op for op in OPS if op in ops) if _known(ops) else tuple(ops)
-        failure = _check_arguments(max_m, n, dtype, ops, multicast, name, timeout_s)
+        failure = _check_arguments(
+            max_m, n, dtype, ops, multicast, name, timeout_s
+        ) or _check_platform(groups.platform)
         if timeout_s is None:
             timeout_s = _CPU_TIMEOUT_S if groups.platform == "cpu" else _CUDA_TIMEOUT_S
         alike = {
@@ -355,6 +358,17 @@ def _check_arguments(
             "first, or give this one another name"
         )
     return None
+
+
+def _check_platform(platform: str) -> SymmError | None:
+    """The runtime of a workspace loads and stores its memory from the host."""
+    if platform == "cpu":
+        return None
+    return SymmUnsupportedError(
+        f"Workspace: a workspace on {platform} devices is not in this build; without "
+        "one the operations take the path 'xla', and empty() makes symmetric memory "
+        "for kernels of your own"
+    )
 
 
 def _free_name(groups: MeshGroups, agreed: Agreed) -> str:

@@ -12,6 +12,8 @@ namespace jax_symm {
 namespace {
 
 constexpr uint64_t kMaxAlignment = uint64_t{512} << 20;
+// The granularity does not depend on the size, but a size must be given.
+constexpr uint64_t kGranularityProbeBytes = uint64_t{2} << 20;
 
 /// Makes a context current on this thread for a scope, and puts back what was current.
 class ScopedContext {
@@ -270,7 +272,7 @@ Status CudaBackend::ProbeFabric(int device) {
 StatusOr<uint64_t> CudaBackend::MulticastGranularity(int num_devices) const {
   const driver::MulticastProp prop{
       .num_devices = static_cast<unsigned>(num_devices),
-      .size = 1,
+      .size = kGranularityProbeBytes,
       .handle_types = driver::kHandleTypePosixFd,
       .flags = 0,
   };
