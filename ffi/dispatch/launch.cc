@@ -27,22 +27,32 @@ TiledMatrix MatrixOfW(const GemmProblem& problem, const GemmConfig& config, uint
           config.shape.weight_box_rows[static_cast<int>(problem.weights)], problem.element};
 }
 
+/// What a call takes of a workspace. A single rank stores to the output and takes nothing.
+CallFootprint Need(const GemmProblem& problem, const GemmConfig& config,
+                   const WorkspaceCapacity& capacity) {
+  if (problem.ranks == 1 && problem.output == problem.element) return {};
+  const CallShape shape = ShapeOf(problem, config);
+  return Footprint(shape, DataPitch(shape, capacity));
+}
+
 }  // namespace
+
+std::string WhyNotFitting(const GemmProblem& problem, const GemmConfig& config,
+                          const WorkspaceCapacity& capacity) {
+  const CallFootprint need = Need(problem, config, capacity);
+  if (Fits(need, capacity)) return "";
+  return StrCat("the call does not fit its workspace: it needs ", need.data_bytes, " bytes and ",
+                need.tiles, " tile flags, the workspace has ", capacity.data_bytes, " and ",
+                capacity.tiles, "; ", Describe(problem),
+                "; open the workspace with a larger max_m or n");
+}
 
 StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmConfig& config,
                                         const RankMemory& memory, const CallBuffers& buffers,
                                         uint32_t call) {
-  const CallShape shape = ShapeOf(problem, config);
-  const uint32_t pitch = DataPitch(shape, memory.capacity);
-  // A single rank stores to the output and leaves the workspace's data alone.
-  const bool straight = problem.ranks == 1 && problem.output == problem.element;
-  const CallFootprint need = straight ? CallFootprint{} : Footprint(shape, pitch);
-  if (!Fits(need, memory.capacity)) {
-    return InvalidArgument("the call does not fit its workspace: it needs ", need.data_bytes,
-                           " bytes and ", need.tiles, " tile flags, the workspace has ",
-                           memory.capacity.data_bytes, " and ", memory.capacity.tiles, "; ",
-                           Describe(problem), "; open the workspace with a larger max_m or n");
-  }
+  const std::string misfit = WhyNotFitting(problem, config, memory.capacity);
+  if (!misfit.empty()) return InvalidArgument(misfit);
+  const CallFootprint need = Need(problem, config, memory.capacity);
   const WorkspaceLayout layout = LayOut(memory.capacity);
   KernelParams params = {};
   params.rows = problem.rows;
@@ -52,7 +62,7 @@ StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmCo
   params.rank = memory.rank;
   params.ranks = problem.ranks;
   params.call = call;
-  params.data_pitch = pitch;
+  params.data_pitch = DataPitch(ShapeOf(problem, config), memory.capacity);
   params.output_type =
       problem.output == ElementType::kF32 ? OutputType::kFloat32 : OutputType::kElement;
   for (size_t i = 0; i < memory.workspaces.size(); ++i) params.workspace[i] = memory.workspaces[i];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -29,6 +30,10 @@ struct CallBuffers {
   uint64_t output = 0;
   uint64_t axis_index = 0;  // one int32
 };
+
+/// Need and have if the call does not fit a workspace; empty if it does.
+std::string WhyNotFitting(const GemmProblem& problem, const GemmConfig& config,
+                          const WorkspaceCapacity& capacity);
 
 /// INVALID_ARGUMENT with need and have if the call does not fit the workspace.
 StatusOr<KernelParams> MakeKernelParams(const GemmProblem& problem, const GemmConfig& config,

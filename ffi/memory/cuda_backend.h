@@ -35,6 +35,7 @@ class CudaBackend final : public MemoryBackend {
 
   const char* name() const override { return "cuda"; }
   const driver::Api& api() const { return *api_; }
+  std::shared_ptr<const driver::Api> shared_api() const { return api_; }
 
   StatusOr<uint64_t> Granularity(int device) const override;
   StatusOr<std::shared_ptr<Allocation>> Create(int device, uint64_t nbytes,

@@ -55,5 +55,7 @@ void BindMemory(nb::module_& module);
 void BindRuntime(nb::module_& module);
 /// In bind_cuda_memory.cc.
 void BindCudaMemory(nb::module_& module);
+/// In bind_cuda_runtime.cc.
+void BindCudaRuntime(nb::module_& module);
 
 }  // namespace jax_symm

@@ -7,4 +7,5 @@ NB_MODULE(_jax_symm, module) {
   jax_symm::BindMemory(module);
   jax_symm::BindCudaMemory(module);
   jax_symm::BindRuntime(module);
+  jax_symm::BindCudaRuntime(module);
 }

@@ -1,0 +1,237 @@
+// Workspaces on GPUs, the choice of path and configuration, and the FFI targets of the CUDA paths.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dispatch/cost_model.h"
+#include "dispatch/cuda_workspace.h"
+#include "dispatch/sm90_spec.h"
+#include "kernels/embedded_cubins.h"
+#include "memory/cuda_backend.h"
+#include "python/bindings.h"
+#include "xla/cuda_handlers.h"
+
+namespace jax_symm {
+namespace {
+
+using PyMapping = Held<Mapping>;
+using PyMulticastMapping = Held<MulticastMapping>;
+
+/// In a forked child the driver is unusable, so there it is inert.
+class NativeCudaWorkspace {
+ public:
+  explicit NativeCudaWorkspace(std::shared_ptr<CudaWorkspace> workspace)
+      : workspace_(std::move(workspace)), owner_(getpid()) {}
+  NativeCudaWorkspace(const NativeCudaWorkspace&) = delete;
+  NativeCudaWorkspace& operator=(const NativeCudaWorkspace&) = delete;
+  ~NativeCudaWorkspace() {
+    if (getpid() != owner_) {
+      new std::shared_ptr<CudaWorkspace>(std::move(workspace_));  // never dropped in the child
+    } else {
+      CudaWorkspace::Abandon(std::move(workspace_));
+    }
+  }
+
+  CudaWorkspace& get() const {
+    if (getpid() != owner_) {
+      throw StatusError(FailedPrecondition("the workspace was opened in process ", owner_,
+                                           ", this is process ", getpid(),
+                                           ", forked from it; open another workspace here"));
+    }
+    return *workspace_;
+  }
+
+  void Close(int64_t deadline_ns) {
+    if (getpid() == owner_) ThrowIfError(workspace_->Close(std::chrono::nanoseconds(deadline_ns)));
+  }
+
+ private:
+  std::shared_ptr<CudaWorkspace> workspace_;
+  const pid_t owner_;
+};
+
+CudaLocalRank MakeLocalRank(int device_ordinal, int group, int rank,
+                            const std::vector<PyMapping*>& mappings,
+                            std::optional<PyMulticastMapping*> multicast,
+                            uint64_t multicast_offset) {
+  CudaLocalRank local{device_ordinal, group, rank, {}, nullptr, multicast_offset};
+  for (const PyMapping* mapping : mappings) local.mappings.push_back(mapping->get());
+  if (multicast.has_value()) local.multicast = (*multicast)->get();
+  return local;
+}
+
+std::unique_ptr<NativeCudaWorkspace> OpenWorkspace(
+    CudaBackend& backend, std::string name, int64_t nonce, int64_t timeout_ns, int world_size,
+    uint64_t capacity_bytes, bool all_reduce, std::string axis,
+    std::vector<std::vector<std::string>> rank_labels, std::vector<CudaLocalRank> locals) {
+  return std::make_unique<NativeCudaWorkspace>(ValueOrThrow(
+      CudaWorkspace::Open(backend.shared_api(), {.name = std::move(name),
+                                                 .axis = std::move(axis),
+                                                 .nonce = nonce,
+                                                 .timeout = std::chrono::nanoseconds(timeout_ns),
+                                                 .world_size = world_size,
+                                                 .capacity_bytes = capacity_bytes,
+                                                 .all_reduce = all_reduce,
+                                                 .rank_labels = std::move(rank_labels),
+                                                 .locals = std::move(locals)})));
+}
+
+void BindWorkspace(nb::module_& module) {
+  using NoGil = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<CudaLocalRank>(module, "CudaLocalRank", "A rank of this process, on a GPU.")
+      .def(nb::new_(&MakeLocalRank), nb::arg("device_ordinal"), nb::arg("group"), nb::arg("rank"),
+           nb::arg("mappings"), nb::arg("multicast").none() = nb::none(),
+           nb::arg("multicast_offset") = 0);
+  nb::class_<NativeCudaWorkspace>(module, "NativeCudaWorkspace", "An open workspace on GPUs.")
+      .def("close", &NativeCudaWorkspace::Close, nb::arg("deadline_ns"), NoGil(),
+           "Waits up to deadline_ns for launches, then lets go. Idempotent.")
+      .def(
+          "check", [](const NativeCudaWorkspace& self) { ThrowIfError(self.get().Check()); },
+          "Raises the first fault, if there was one.")
+      .def(
+          "abort",
+          [](const NativeCudaWorkspace& self, int group, int rank, const std::string& message) {
+            self.get().Abort(group, rank, message);
+          },
+          nb::arg("group"), nb::arg("rank"), nb::arg("message"), NoGil(),
+          "Ends the waits for a rank whose process is gone.")
+      .def(
+          "calls",
+          [](const NativeCudaWorkspace& self) {
+            std::vector<std::tuple<std::string, int, int, int64_t>> counts;
+            for (const CallCount& c : self.get().Calls()) {
+              counts.emplace_back(c.path, c.group, c.rank, c.count);
+            }
+            return counts;
+          },
+          "(path, group, rank, count) for each rank of this process.")
+      .def_prop_ro("generation",
+                   [](const NativeCudaWorkspace& self) { return self.get().generation(); })
+      .def_prop_ro("closed", [](const NativeCudaWorkspace& self) { return self.get().closed(); });
+  module.def("open_cuda_workspace", &OpenWorkspace, nb::arg("backend"), nb::arg("name"),
+             nb::arg("nonce"), nb::arg("timeout_ns"), nb::arg("world_size"),
+             nb::arg("capacity_bytes"), nb::arg("all_reduce"), nb::arg("axis"),
+             nb::arg("rank_labels"), nb::arg("locals"), NoGil(),
+             "Loads the kernels and makes the workspace's name known to programs.");
+  module.def("cuda_workspace_nbytes", &CudaWorkspaceBytes, nb::arg("world_size"),
+             nb::arg("capacity_bytes"), nb::arg("all_reduce"),
+             "Bytes of symmetric memory that a workspace needs per rank.");
+}
+
+ElementType ElementOf(const std::string& name) {
+  if (name == "bfloat16") return ElementType::kBf16;
+  if (name == "float16") return ElementType::kF16;
+  return ElementType::kF32;
+}
+
+GemmProblem MakeProblem(const std::string& op, const std::string& dtype,
+                        const std::string& out_dtype, const std::string& w_layout, uint32_t ranks,
+                        uint32_t batch, uint32_t rows, uint32_t shard_rows, uint32_t n,
+                        uint32_t k) {
+  return {.collective = op == "all_reduce" ? Collective::kAllReduce : Collective::kReduceScatter,
+          .element = ElementOf(dtype),
+          .output = ElementOf(out_dtype),
+          .weights = w_layout == "nk" ? WeightLayout::kNK : WeightLayout::kKN,
+          .rows = {batch, rows, shard_rows},
+          .ranks = ranks,
+          .n = n,
+          .k = k};
+}
+
+nb::dict PlanCall(const GemmProblem& problem, bool multicast, uint64_t capacity_bytes,
+                  uint32_t multiprocessors) {
+  const Advice advice = Advise(problem, multicast, H200Rates());
+  nb::dict plan;
+  plan["can_run"] = advice.can_run;
+  plan["should_run"] = advice.should_run;
+  plan["reason"] = advice.reason;
+  if (!advice.can_run) return plan;
+  const Reducer reducer = ChooseReducer(problem, multicast);
+  const GemmConfig config = ChooseSm90Config(problem, reducer, multiprocessors);
+  const bool all_reduce = problem.collective == Collective::kAllReduce;
+  const std::string misfit =
+      WhyNotFitting(problem, config, CapacityFor(problem.ranks, capacity_bytes, all_reduce));
+  if (!misfit.empty()) {
+    plan["can_run"] = false;
+    plan["reason"] = misfit;
+  }
+  plan["path"] = reducer == Reducer::kMulticast ? "multicast" : "peer";
+  nb::dict settings;
+  settings["kernel"] = KernelName(problem, config);
+  settings["tile"] = Describe(config);
+  settings["gemm_us"] = EstimateFused(problem, reducer, H200Rates()).gemm_seconds * 1e6;
+  settings["link_us"] = EstimateFused(problem, reducer, H200Rates()).link_seconds * 1e6;
+  plan["config"] = settings;
+  return plan;
+}
+
+nb::capsule FfiCapsule(void* pointer) { return nb::capsule(pointer, "xla._CUSTOM_CALL_TARGET"); }
+
+nb::dict FfiTargets() {
+  nb::dict targets;
+  for (const FfiTarget& target : CudaFfiTargets()) {
+    nb::dict stages;
+    stages["instantiate"] = FfiCapsule(target.instantiate);
+    stages["execute"] = FfiCapsule(target.execute);
+    targets[target.name] = stages;
+  }
+  return targets;
+}
+
+nb::dict FfiTypes() {
+  nb::dict types;
+  for (const FfiType& type : CudaFfiTypes()) {
+    nb::dict capsules;
+    capsules["type_id"] = FfiCapsule(type.type_id);
+    capsules["type_info"] = FfiCapsule(type.type_info);
+    types[type.name] = capsules;
+  }
+  return types;
+}
+
+std::vector<std::string> KernelArchitectures() {
+  std::vector<std::string> names;
+  for (const EmbeddedCubin& cubin : EmbeddedCubins()) {
+    const std::string arch(cubin.name.substr(0, cubin.name.find('_')));
+    if (names.empty() || names.back() != arch) names.push_back(arch);
+  }
+  return names;
+}
+
+}  // namespace
+
+void BindCudaRuntime(nb::module_& module) {
+  BindWorkspace(module);
+  module.def(
+      "plan_cuda_call",
+      [](const std::string& op, const std::string& dtype, const std::string& out_dtype,
+         const std::string& w_layout, uint32_t ranks, uint32_t batch, uint32_t rows,
+         uint32_t shard_rows, uint32_t n, uint32_t k, bool multicast, uint64_t capacity_bytes,
+         uint32_t multiprocessors) {
+        return PlanCall(
+            MakeProblem(op, dtype, out_dtype, w_layout, ranks, batch, rows, shard_rows, n, k),
+            multicast, capacity_bytes, multiprocessors);
+      },
+      nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"), nb::arg("w_layout"), nb::arg("ranks"),
+      nb::arg("batch"), nb::arg("rows"), nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"),
+      nb::arg("multicast"), nb::arg("capacity_bytes"), nb::arg("multiprocessors"),
+      "Whether a fused kernel can and should run a call, which one, and why. From its arguments "
+      "alone.");
+  module.def("cuda_kernel_architectures", &KernelArchitectures,
+             "Architectures that this build holds kernels for; empty without kernels.");
+  module.def("cuda_ffi_targets", &FfiTargets, "Capsules of the custom calls on GPUs.");
+  module.def("cuda_ffi_types", &FfiTypes, "Capsules of their state types; register these first.");
+}
+
+}  // namespace jax_symm

@@ -1,0 +1,14 @@
+// The FFI targets of the CUDA paths.
+#pragma once
+
+#include <vector>
+
+#include "xla/host_handlers.h"
+
+namespace jax_symm {
+
+std::vector<FfiTarget> CudaFfiTargets();
+/// Must be registered before the targets, whose state they are.
+std::vector<FfiType> CudaFfiTypes();
+
+}  // namespace jax_symm
