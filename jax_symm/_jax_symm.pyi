@@ -1,9 +1,8 @@
 """Native half of jax_symm."""
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 from typing import Any
-
 
 class HandleType(enum.Enum):
     """How an allocation is handed to a peer."""
@@ -22,7 +21,6 @@ class Allocation:
 
     @property
     def nbytes(self) -> int: ...
-
     def export_fd(self) -> int:
         """
         A descriptor (close-on-exec) for a peer on this host; the caller closes it.
@@ -39,7 +37,6 @@ class Mapping:
 
     @property
     def address(self) -> int: ...
-
     @property
     def nbytes(self) -> int: ...
 
@@ -48,13 +45,10 @@ class DeviceFacts:
 
     @property
     def uuid(self) -> str: ...
-
     @property
     def posix_fd(self) -> bool: ...
-
     @property
     def fabric(self) -> bool: ...
-
     @property
     def multicast(self) -> bool: ...
 
@@ -63,29 +57,29 @@ class MemoryBackend:
 
     @property
     def name(self) -> str: ...
-
     def granularity(self, device: int) -> int: ...
-
     def facts(self, device: int) -> DeviceFacts: ...
-
     def can_access(self, device: int, peer: int) -> bool: ...
-
-    def create(self, device: int, nbytes: int, handle_type: HandleType) -> Allocation: ...
-
+    def create(
+        self, device: int, nbytes: int, handle_type: HandleType
+    ) -> Allocation: ...
     def import_fd(self, device: int, fd: int, nbytes: int) -> Allocation: ...
-
     def import_fabric(self, device: int, handle: bytes, nbytes: int) -> Allocation: ...
-
     def map(self, allocation: Allocation, devices: Sequence[int]) -> Mapping: ...
-
     def zero(self, device: int, mapping: Mapping, offset: int, nbytes: int) -> None: ...
-
     def synchronize(self, device: int) -> None: ...
 
 def host_backend() -> MemoryBackend:
     """Symmetric memory for CPU devices."""
 
-def array_view(mapping: Mapping, offset: int, shape: Sequence[int], dtype: str, device_type: str, ordinal: int) -> Any:
+def array_view(
+    mapping: Mapping,
+    offset: int,
+    shape: Sequence[int],
+    dtype: str,
+    device_type: str,
+    ordinal: int,
+) -> Any:
     """A DLPack view of mapped memory; it keeps the mapping alive."""
 
 class MulticastObject:
@@ -96,7 +90,6 @@ class MulticastObject:
 
     @property
     def nbytes(self) -> int: ...
-
     def export_fd(self) -> int:
         """
         A descriptor (close-on-exec) for a peer on this host; the caller closes it.
@@ -122,7 +115,6 @@ class MulticastMapping:
 
     @property
     def address(self) -> int: ...
-
     @property
     def nbytes(self) -> int: ...
 
@@ -130,17 +122,23 @@ class CudaBackend(MemoryBackend):
     """Symmetric memory for GPUs."""
 
     def multicast_granularity(self, num_devices: int) -> int: ...
-
-    def create_multicast(self, num_devices: int, nbytes: int, handle_type: HandleType) -> MulticastObject: ...
-
+    def create_multicast(
+        self, num_devices: int, nbytes: int, handle_type: HandleType
+    ) -> MulticastObject: ...
     def import_multicast_fd(self, fd: int, nbytes: int) -> MulticastObject: ...
-
-    def import_multicast_fabric(self, handle: bytes, nbytes: int) -> MulticastObject: ...
-
-    def bind_multicast(self, object: MulticastObject, offset: int, allocation: Allocation, deadline_s: float) -> MulticastBinding: ...
-
-    def map_multicast(self, object: MulticastObject, devices: Sequence[int], deadline_s: float) -> MulticastMapping: ...
-
+    def import_multicast_fabric(
+        self, handle: bytes, nbytes: int
+    ) -> MulticastObject: ...
+    def bind_multicast(
+        self,
+        object: MulticastObject,
+        offset: int,
+        allocation: Allocation,
+        deadline_s: float,
+    ) -> MulticastBinding: ...
+    def map_multicast(
+        self, object: MulticastObject, devices: Sequence[int], deadline_s: float
+    ) -> MulticastMapping: ...
     def memory_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of a GPU."""
 
@@ -148,10 +146,9 @@ class CudaBackend(MemoryBackend):
         """Raises unless fabric handles really work on a GPU."""
 
     def copy_to_device(self, device: int, address: int, data: bytes) -> None: ...
-
     def copy_to_host(self, device: int, address: int, nbytes: int) -> bytes: ...
 
-def cuda_backend(library_path: str = '', forbid_multicast: bool = False) -> CudaBackend:
+def cuda_backend(library_path: str = "", forbid_multicast: bool = False) -> CudaBackend:
     """
     Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.
     """
@@ -173,7 +170,9 @@ def ledger() -> dict[str, int]:
 class LocalRank:
     """A rank of this process."""
 
-    def __init__(self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping]) -> None: ...
+    def __init__(
+        self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping]
+    ) -> None: ...
 
 class NativeWorkspace:
     """An open workspace on host memory."""
@@ -192,16 +191,27 @@ class NativeWorkspace:
 
     @property
     def generation(self) -> int: ...
-
     @property
     def closed(self) -> bool: ...
 
-def open_workspace(name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[LocalRank]) -> NativeWorkspace:
+def open_workspace(
+    name: str,
+    nonce: int,
+    timeout_ns: int,
+    world_size: int,
+    capacity_bytes: int,
+    all_reduce: bool,
+    axis: str,
+    rank_labels: Sequence[Sequence[str]],
+    locals: Sequence[LocalRank],
+) -> NativeWorkspace:
     """
     Starts the threads of a workspace and makes its name known to programs.
     """
 
-def host_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:
+def host_workspace_nbytes(
+    world_size: int, capacity_bytes: int, all_reduce: bool
+) -> int:
     """Bytes of symmetric memory that a workspace needs per rank."""
 
 def ffi_targets() -> dict:

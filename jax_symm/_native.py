@@ -55,3 +55,7 @@ def register_ffi_targets() -> None:
         jax.ffi.register_ffi_type(name, capsules, platform="cpu")
     for name, stages in native.ffi_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
+    for name, capsules in native.cuda_ffi_types().items():
+        jax.ffi.register_ffi_type(name, capsules, platform="CUDA")
+    for name, stages in native.cuda_ffi_targets().items():
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")

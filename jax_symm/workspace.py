@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
+from jax_symm._backends import backend
 from jax_symm._contract import Agreed
 from jax_symm._helper_thread import HelperThread
 from jax_symm._setup import Conversation, abandon, allocate, converse, let_go
@@ -27,7 +28,14 @@ from jax_symm.errors import (
     SymmValueError,
 )
 from jax_symm.group import AxisName, MeshGroups, Place
-from jax_symm.ops._rules import DTYPES, OPS, Op, WorkspaceSpec, capacity_bytes
+from jax_symm.ops._rules import (
+    DTYPES,
+    GPU_PLATFORMS,
+    OPS,
+    Op,
+    WorkspaceSpec,
+    capacity_bytes,
+)
 
 _MULTICAST = ("never", "auto", "require")
 _CPU_TIMEOUT_S = 30.0
@@ -125,11 +133,7 @@ class Workspace:
         capacity = capacity_bytes(groups.world_size, max_m, n, np.dtype(dtype))
         self._timeout_s = timeout_s
         self._pid = os.getpid()
-        self.nbytes = int(
-            _native.module().host_workspace_nbytes(
-                groups.world_size, capacity, "all_reduce" in ops
-            )
-        )
+        self.nbytes = _nbytes(groups, capacity, ops)
         spared = _why_spared(ops, multicast, talk.agreed)
         wish = "never" if spared else multicast
         memory, self._multicast = allocate(talk, self.nbytes, [(0, self.nbytes)], wish)
@@ -138,6 +142,7 @@ class Workspace:
             axes=groups.axes,
             device_ids=groups.device_ids(),
             platform=groups.platform,
+            capability=_capability(groups),
             capacity_bytes=capacity,
             ops=ops,
             no_multicast=tuple(
@@ -157,7 +162,9 @@ class Workspace:
         failure: Exception | None = None
         try:
             _native.register_ffi_targets()
-            opened = _open_native(self.spec, self._timeout_s, talk, memory)
+            opened = _open_native(
+                self.spec, self._timeout_s, talk, memory, self._multicast
+            )
         # The others must hear of it, so it goes through the vote.
         except Exception as error:
             failure = error
@@ -390,22 +397,45 @@ def _why_spared(ops: tuple[Op, ...], multicast: str, agreed: Agreed) -> str | No
     return None
 
 
+def _nbytes(groups: MeshGroups, capacity: int, ops: Sequence[Op]) -> int:
+    """Bytes of symmetric memory per rank."""
+    native = _native.module()
+    on_gpu = groups.platform in GPU_PLATFORMS
+    size = native.cuda_workspace_nbytes if on_gpu else native.host_workspace_nbytes
+    return int(size(groups.world_size, capacity, "all_reduce" in ops))
+
+
+def _capability(groups: MeshGroups) -> str:
+    """The compute capability of the devices, for example "9.0"; "" on CPU."""
+    return str(getattr(groups.devices[0][0], "compute_capability", ""))
+
+
 def _open_native(
-    spec: WorkspaceSpec, timeout_s: float, talk: Conversation, memory: dict[int, Any]
+    spec: WorkspaceSpec,
+    timeout_s: float,
+    talk: Conversation,
+    memory: Mapping[int, Any],
+    multicast: Mapping[int, Any],
 ) -> Any:
     native = _native.module()
+    on_gpu = spec.platform in GPU_PLATFORMS
     locals_ = []
     for place, device in talk.groups.local(jax.process_index()):
         mappings = memory[place.group].mappings
-        locals_.append(
-            native.LocalRank(
-                device.id,
+        mapped = [mappings[rank] for rank in range(spec.world_size)]
+        if not on_gpu:
+            local = native.LocalRank(device.id, place.group, place.rank, mapped)
+        else:
+            shared = multicast[place.group].range
+            local = native.CudaLocalRank(
+                device.local_hardware_id,
                 place.group,
                 place.rank,
-                [mappings[rank] for rank in range(spec.world_size)],
+                mapped,
+                shared.address if shared else 0,
             )
-        )
-    return native.open_workspace(
+        locals_.append(local)
+    common = (
         spec.name,
         talk.agreed.nonce,
         int(timeout_s * 1e9),
@@ -416,6 +446,9 @@ def _open_native(
         talk.groups.labels(),
         locals_,
     )
+    if on_gpu:
+        return native.open_cuda_workspace(backend(spec.platform), *common)
+    return native.open_workspace(*common)
 
 
 def _on_lost(

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "dispatch/cost_model.h"
 #include "dispatch/sm90_spec.h"
 
 namespace jax_symm {
@@ -79,18 +80,18 @@ Status CudaRank::Prepare() {
   memory_.abort_word = mapped + offsetof(Pinned, abort_word);
   memory_.fault_record = mapped + offsetof(Pinned, record);
   for (const auto& mapping : options_.mappings) memory_.workspaces.push_back(mapping->address());
-  if (options_.multicast != nullptr) {
-    memory_.multicast = {options_.multicast->address().value + options_.multicast_offset};
-  }
+  memory_.multicast = options_.multicast;
   return OkStatus();
 }
 
 Status CudaRank::Launch(const CudaCall& call, driver::Stream stream) {
-  if (call.reducer == Reducer::kMulticast && options_.multicast == nullptr) {
+  const bool agreed = options_.multicast.value != 0;
+  const Reducer reducer = call.reducer.value_or(ChooseReducer(call.problem, agreed));
+  if (reducer == Reducer::kMulticast && !agreed) {
     return FailedPrecondition("workspace '", options_.workspace, "' has no multicast on group ",
                               options_.group, "; use path=\"auto\" or \"peer\"");
   }
-  const GemmConfig config = ChooseSm90Config(call.problem, call.reducer, max_ctas_);
+  const GemmConfig config = ChooseSm90Config(call.problem, reducer, max_ctas_);
   JAX_SYMM_ASSIGN_OR_RETURN(
       const KernelParams params,
       MakeKernelParams(call.problem, config, memory_, call.buffers, call.call));
@@ -105,7 +106,7 @@ Status CudaRank::Launch(const CudaCall& call, driver::Stream stream) {
   JAX_SYMM_RETURN_IF_ERROR(
       jax_symm::Launch(*library_, call.problem, config, params, call.buffers, stream));
   launched_ = true;
-  calls_[static_cast<int>(call.reducer)].fetch_add(1, std::memory_order_relaxed);
+  calls_[static_cast<int>(reducer)].fetch_add(1, std::memory_order_relaxed);
   return driver::Call(*api_, api_->cuEventRecord, detail, last_launch_, stream);
 }
 

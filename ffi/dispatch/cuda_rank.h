@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ struct CudaRankOptions {
   uint32_t rank = 0;
   std::vector<std::string> labels;                 // of the group's ranks
   std::vector<std::shared_ptr<Mapping>> mappings;  // of every rank's memory, by rank
-  std::shared_ptr<MulticastMapping> multicast;     // null without an agreement
-  uint64_t multicast_offset = 0;                   // of this workspace in the object
+  /// Of this memory in all ranks; zero without an agreement. The owner keeps it mapped until
+  /// closed.
+  MulticastAddress multicast = {};
   WorkspaceCapacity capacity;
   std::chrono::nanoseconds timeout{0};
 };
@@ -32,7 +34,7 @@ struct CudaRankOptions {
 /// A call as the handler has it. `call` is the hash that every rank must have alike.
 struct CudaCall {
   GemmProblem problem;
-  Reducer reducer = Reducer::kPush;
+  std::optional<Reducer> reducer;  // none: by what the ranks agreed on
   CallBuffers buffers = {};
   uint32_t call = 0;
 };

@@ -58,7 +58,6 @@ Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
                                               .labels = options_.rank_labels[local.group],
                                               .mappings = local.mappings,
                                               .multicast = local.multicast,
-                                              .multicast_offset = local.multicast_offset,
                                               .capacity = CapacityOf(options_),
                                               .timeout = options_.timeout}));
   }

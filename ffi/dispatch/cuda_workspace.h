@@ -22,8 +22,7 @@ struct CudaLocalRank {
   int group = 0;
   int rank = 0;
   std::vector<std::shared_ptr<Mapping>> mappings;
-  std::shared_ptr<MulticastMapping> multicast;
-  uint64_t multicast_offset = 0;
+  MulticastAddress multicast = {};
 };
 
 struct CudaWorkspaceOptions {

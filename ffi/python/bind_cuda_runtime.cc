@@ -1,6 +1,4 @@
 // Workspaces on GPUs, the choice of path and configuration, and the FFI targets of the CUDA paths.
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -8,7 +6,6 @@
 #include <unistd.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,7 +23,6 @@ namespace jax_symm {
 namespace {
 
 using PyMapping = Held<Mapping>;
-using PyMulticastMapping = Held<MulticastMapping>;
 
 /// In a forked child the driver is unusable, so there it is inert.
 class NativeCudaWorkspace {
@@ -62,12 +58,9 @@ class NativeCudaWorkspace {
 };
 
 CudaLocalRank MakeLocalRank(int device_ordinal, int group, int rank,
-                            const std::vector<PyMapping*>& mappings,
-                            std::optional<PyMulticastMapping*> multicast,
-                            uint64_t multicast_offset) {
-  CudaLocalRank local{device_ordinal, group, rank, {}, nullptr, multicast_offset};
+                            const std::vector<PyMapping*>& mappings, uint64_t multicast_address) {
+  CudaLocalRank local{device_ordinal, group, rank, {}, {multicast_address}};
   for (const PyMapping* mapping : mappings) local.mappings.push_back(mapping->get());
-  if (multicast.has_value()) local.multicast = (*multicast)->get();
   return local;
 }
 
@@ -91,8 +84,7 @@ void BindWorkspace(nb::module_& module) {
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<CudaLocalRank>(module, "CudaLocalRank", "A rank of this process, on a GPU.")
       .def(nb::new_(&MakeLocalRank), nb::arg("device_ordinal"), nb::arg("group"), nb::arg("rank"),
-           nb::arg("mappings"), nb::arg("multicast").none() = nb::none(),
-           nb::arg("multicast_offset") = 0);
+           nb::arg("mappings"), nb::arg("multicast_address") = 0);
   nb::class_<NativeCudaWorkspace>(module, "NativeCudaWorkspace", "An open workspace on GPUs.")
       .def("close", &NativeCudaWorkspace::Close, nb::arg("deadline_ns"), NoGil(),
            "Waits up to deadline_ns for launches, then lets go. Idempotent.")

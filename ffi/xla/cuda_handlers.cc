@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,7 +25,7 @@ struct CudaCallSite {
   std::string workspace;
   int64_t axis_size = 0;
   int64_t call_site = 0;
-  Reducer reducer = Reducer::kPush;
+  std::optional<Reducer> reducer;
   GemmProblem problem;  // without the element types, which the buffers bring
 };
 
@@ -35,8 +36,11 @@ ffi::Error ToFfiError(const Status& status) {
   return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), status.message());
 }
 
-Status ParsePath(std::string_view path, Reducer* reducer) {
-  if (path == "peer") {
+/// "auto" leaves `reducer` empty. Pull has no path of its own: it is multicast's twin for tests.
+Status ParsePath(std::string_view path, std::optional<Reducer>* reducer) {
+  if (path == "auto") {
+    reducer->reset();
+  } else if (path == "peer") {
     *reducer = Reducer::kPush;
   } else if (path == "peer_pull") {
     *reducer = Reducer::kPull;
@@ -44,7 +48,7 @@ Status ParsePath(std::string_view path, Reducer* reducer) {
     *reducer = Reducer::kMulticast;
   } else {
     return InvalidArgument("path: got '", std::string(path),
-                           "', expected 'peer', 'peer_pull' or 'multicast'");
+                           "', expected 'auto', 'peer', 'peer_pull' or 'multicast'");
   }
   return OkStatus();
 }
@@ -105,7 +109,8 @@ uint32_t CallHash(const CudaCallSite& site, const GemmProblem& problem) {
     for (int i = 0; i < 8; ++i, value >>= 8) hash = (hash ^ (value & 0xff)) * 0x100000001b3u;
   };
   add(static_cast<uint64_t>(site.call_site));
-  add(static_cast<uint64_t>(problem.collective) << 32 | static_cast<uint64_t>(site.reducer));
+  add(static_cast<uint64_t>(problem.collective) << 32 |
+      (site.reducer.has_value() ? 1 + static_cast<uint64_t>(*site.reducer) : 0));
   add(static_cast<uint64_t>(problem.element) << 32 | static_cast<uint64_t>(problem.output));
   add(uint64_t{problem.rows.batch} << 32 | problem.rows.rows_per_batch);
   add(uint64_t{problem.rows.shard_rows} << 32 | problem.ranks);
@@ -116,7 +121,9 @@ uint32_t CallHash(const CudaCallSite& site, const GemmProblem& problem) {
 StatusOr<CudaCall> MakeCall(const CudaCallSite& site, const ffi::AnyBuffer& x,
                             const ffi::AnyBuffer& w, const void* axis_index,
                             const ffi::AnyBuffer& output) {
-  CudaCall call = {.problem = site.problem, .reducer = site.reducer};
+  CudaCall call;
+  call.problem = site.problem;
+  call.reducer = site.reducer;
   GemmProblem& p = call.problem;
   JAX_SYMM_ASSIGN_OR_RETURN(p.element, ToElementType(x.element_type()));
   JAX_SYMM_ASSIGN_OR_RETURN(p.output, ToElementType(output.element_type()));

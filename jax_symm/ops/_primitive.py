@@ -227,6 +227,8 @@ def _lower(
     _rules.require(plan, op, spec)
     if plan.path == "host":
         return _lower_host(problem, ctx, x, w, axis_index, **params)
+    if plan.path in ("peer", "multicast"):
+        return _lower_cuda(problem, ctx, x, w, axis_index, **params)
     if params["path"] == "auto":
         _log_fallback(op, plan.reason)
     return _lower_reference(op, ctx, x, w, **params)
@@ -306,6 +308,31 @@ def _lower_host(
         shard_rows=np.int64(problem.shard_rows),
         n=np.int64(problem.n),
         k=np.int64(problem.k),
+    )
+
+
+def _lower_cuda(
+    problem: _rules.Problem, ctx: Any, x: Any, w: Any, axis_index: Any, **params: Any
+) -> Any:
+    """One custom call: product, exchange and sum in a kernel."""
+    _native.register_ffi_targets()
+    call = jax.ffi.ffi_lowering(_native.target_name(problem.op))
+    return call(
+        ctx,
+        x,
+        w,
+        axis_index,
+        workspace=params["spec"].name,
+        call_site=_call_site(problem, ctx),
+        axis_size=np.int64(problem.world_size),
+        batch=np.int64(problem.batch),
+        rows=np.int64(problem.rows),
+        shard_rows=np.int64(problem.shard_rows),
+        n=np.int64(problem.n),
+        k=np.int64(problem.k),
+        w_layout=params["w_layout"],
+        # "auto" leaves peer or multicast to what the ranks of the workspace agreed on.
+        path=params["path"],
     )
 
 

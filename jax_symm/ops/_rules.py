@@ -30,6 +30,8 @@ Shape = tuple[int, ...]
 OPS: tuple[Op, ...] = get_args(Op)
 PATHS: tuple[Path, ...] = get_args(Path)
 
+GPU_PLATFORMS = ("gpu", "cuda")
+
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
 DTYPES = (_BFLOAT16, np.dtype(np.float16), _FLOAT32)
@@ -49,6 +51,7 @@ class WorkspaceSpec:
       axes: Mesh axes of the groups.
       device_ids: `device.id` per group and rank.
       platform: Platform of the devices, "cpu" or "gpu".
+      capability: Compute capability of the devices, for example "9.0"; "" on CPU.
       capacity_bytes: Largest padded product `batch * m * n` that fits, in bytes.
       ops: The operations that the workspace was made for.
       no_multicast: Per group, why it has no multicast; None where it has.
@@ -61,6 +64,7 @@ class WorkspaceSpec:
     capacity_bytes: int
     ops: tuple[Op, ...]
     no_multicast: tuple[str | None, ...]
+    capability: str = ""
 
     @property
     def world_size(self) -> int:
@@ -333,6 +337,10 @@ def choose(
     """
     if path not in PATHS:
         raise SymmValueError(f"path: got {path!r}, expected one of {PATHS}")
+    if platform in GPU_PLATFORMS and spec is not None:
+        from jax_symm.ops import _cuda
+
+        return _cuda.choose(problem, spec, path)
     automatic = _automatic(problem, platform, spec)
     if path in ("auto", automatic.path):
         return automatic

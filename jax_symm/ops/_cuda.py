@@ -1,0 +1,88 @@
+"""The paths of a call on CUDA devices: what the kernels can run, and what they should.
+
+The choice comes from static facts alone, by the byte-and-rate model of the native
+module, so every process that sees the same call and workspace chooses alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax_symm import _native
+from jax_symm.config import Path
+from jax_symm.ops._rules import GPU_PLATFORMS, Plan, Problem, WorkspaceSpec
+
+# Compute capability -> architecture of the kernels and multiprocessors of the GPU.
+_ARCHITECTURES = {"9.0": ("sm90", 132)}
+
+
+def choose(problem: Problem, spec: WorkspaceSpec, path: Path) -> Plan:
+    """Chooses the path of a call that is compiled for CUDA devices.
+
+    Args:
+      problem: The call.
+      spec: The workspace, already checked.
+      path: "auto", or the path that is insisted on.
+    """
+    if path == "xla":
+        return Plan("xla", "asked for with path='xla'", can_run=True, should_run=False)
+    obstacle = _obstacle(problem, spec, path)
+    native = {} if obstacle else _native_plan(problem, spec)
+    if not obstacle and not native["can_run"]:
+        obstacle = native["reason"]
+    if obstacle:
+        if path == "auto":
+            return Plan("xla", obstacle, can_run=True, should_run=False)
+        return Plan(path, obstacle, can_run=False, should_run=False)
+    should_run = bool(native["should_run"])
+    if path == "auto" and not should_run:
+        return Plan("xla", native["reason"], can_run=True, should_run=False)
+    return Plan(
+        native["path"] if path == "auto" else path,
+        native["reason"],
+        can_run=True,
+        should_run=should_run,
+        config=native["config"],
+    )
+
+
+def has_multicast(spec: WorkspaceSpec) -> bool:
+    """Whether every group of a workspace agreed on multicast."""
+    return all(reason is None for reason in spec.no_multicast)
+
+
+def _obstacle(problem: Problem, spec: WorkspaceSpec, path: Path) -> str | None:
+    if path == "host":
+        return "the host path needs CPU devices, this is compiled for CUDA"
+    if spec.platform not in GPU_PLATFORMS:
+        return f"workspace {spec.name!r} is on {spec.platform} devices"
+    if spec.capability not in _ARCHITECTURES:
+        return f"no fused kernel for compute capability {spec.capability}"
+    architecture, _ = _ARCHITECTURES[spec.capability]
+    if architecture not in _native.module().cuda_kernel_architectures():
+        return "this build holds no kernels (JAX_SYMM_ENABLE_CUDA was off)"
+    if 0 in problem.product_shape or problem.k == 0:
+        return "an empty product"
+    if path == "multicast" and not has_multicast(spec):
+        reasons = {reason for reason in spec.no_multicast if reason is not None}
+        return f"no multicast: {'; '.join(sorted(reasons))}"
+    return None
+
+
+def _native_plan(problem: Problem, spec: WorkspaceSpec) -> dict[str, Any]:
+    plan: dict[str, Any] = _native.module().plan_cuda_call(
+        op=problem.op,
+        dtype=problem.dtype.name,
+        out_dtype=problem.out_dtype.name,
+        w_layout="kn",  # either layout takes the same path and shape
+        ranks=problem.world_size,
+        batch=problem.batch,
+        rows=problem.rows,
+        shard_rows=problem.shard_rows,
+        n=problem.n,
+        k=problem.k,
+        multicast=has_multicast(spec),
+        capacity_bytes=spec.capacity_bytes,
+        multiprocessors=_ARCHITECTURES[spec.capability][1],
+    )
+    return plan
