@@ -23,8 +23,22 @@ struct StagingPiece {
     return {(tile_of_cta * Tile::kMathWarpgroups + warpgroup) * Tile::kStagingPieces};
   }
   __device__ __forceinline__ uint32_t Buffer() const { return index % Tile::kStagingBuffers; }
-  __device__ __forceinline__ uint32_t Parity() const { return index / Tile::kStagingBuffers & 1; }
+  /// How often the buffer has been used before.
+  __device__ __forceinline__ uint32_t Round() const { return index / Tile::kStagingBuffers; }
 };
+
+/// Waits until the buffer has been drained in all rounds before this one. Round by round: since
+/// this warpgroup's own last use the other may have had the buffer, and a parity tells only two
+/// rounds apart.
+template <typename Tile>
+__device__ __forceinline__ void WaitUntilDrained(uint64_t* empty, uint32_t round) {
+  constexpr uint32_t kRoundsPerTile =
+      Tile::kMathWarpgroups * Tile::kStagingPieces / Tile::kStagingBuffers;
+#pragma unroll
+  for (uint32_t back = kRoundsPerTile; back >= 1; --back) {
+    if (round >= back) ptx::MbarrierWait(empty, (round - back) & 1);
+  }
+}
 
 /// A whole math warpgroup: rounds 64 x kWarpgroupN sums and lays them out as rows.
 template <typename Tile>
@@ -40,7 +54,7 @@ __device__ __forceinline__ void StageAccumulators(typename Tile::SharedStorage& 
   for (int first = 0; first < Tile::kWarpgroupN; first += Tile::kStagingColumns, ++piece.index) {
     const uint32_t buffer = piece.Buffer();
     const uint32_t address = ptx::SharedAddress(shared.staging[buffer]) + offset;
-    ptx::MbarrierWait(&shared.staging_empty[buffer], piece.Parity() ^ 1);
+    WaitUntilDrained<Tile>(&shared.staging_empty[buffer], piece.Round());
 #pragma unroll
     for (int column = 0; column < Tile::kStagingColumns; column += 16) {
       const float* v = d + (first + column) / 2;
@@ -73,7 +87,7 @@ __device__ __forceinline__ void StorePiece(typename Tile::SharedStorage& shared,
                           lane / kLanesPerRow * Tile::kStagingPitchBytes;
   const bool in_columns = first_column + column < columns;
   const uint64_t offset = (first_column + column) * 2;
-  ptx::MbarrierWait(&shared.staging_full[buffer], piece.Parity());
+  ptx::MbarrierWait(&shared.staging_full[buffer], piece.Round() & 1);
 #pragma unroll
   for (int half = 0; half < StagedRows::kHalves; ++half) {
 #pragma unroll 1
@@ -81,8 +95,8 @@ __device__ __forceinline__ void StorePiece(typename Tile::SharedStorage& shared,
       uint4 values[kUnroll];
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        values[i] = ptx::LoadShared16(
-            source + (half * 32 + row0 + i * kRowsPerPass) * Tile::kStagingPitchBytes);
+        values[i] = ptx::LoadShared16(source + (half * 32 + row0 + i * kRowsPerPass) *
+                                                   Tile::kStagingPitchBytes);
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
