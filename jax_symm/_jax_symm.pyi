@@ -1,8 +1,9 @@
 """Native half of jax_symm."""
 
-import enum
 from collections.abc import Sequence
+import enum
 from typing import Any
+
 
 class HandleType(enum.Enum):
     """How an allocation is handed to a peer."""
@@ -21,6 +22,7 @@ class Allocation:
 
     @property
     def nbytes(self) -> int: ...
+
     def export_fd(self) -> int:
         """
         A descriptor (close-on-exec) for a peer on this host; the caller closes it.
@@ -37,6 +39,7 @@ class Mapping:
 
     @property
     def address(self) -> int: ...
+
     @property
     def nbytes(self) -> int: ...
 
@@ -45,10 +48,13 @@ class DeviceFacts:
 
     @property
     def uuid(self) -> str: ...
+
     @property
     def posix_fd(self) -> bool: ...
+
     @property
     def fabric(self) -> bool: ...
+
     @property
     def multicast(self) -> bool: ...
 
@@ -57,29 +63,29 @@ class MemoryBackend:
 
     @property
     def name(self) -> str: ...
+
     def granularity(self, device: int) -> int: ...
+
     def facts(self, device: int) -> DeviceFacts: ...
+
     def can_access(self, device: int, peer: int) -> bool: ...
-    def create(
-        self, device: int, nbytes: int, handle_type: HandleType
-    ) -> Allocation: ...
+
+    def create(self, device: int, nbytes: int, handle_type: HandleType) -> Allocation: ...
+
     def import_fd(self, device: int, fd: int, nbytes: int) -> Allocation: ...
+
     def import_fabric(self, device: int, handle: bytes, nbytes: int) -> Allocation: ...
+
     def map(self, allocation: Allocation, devices: Sequence[int]) -> Mapping: ...
+
     def zero(self, device: int, mapping: Mapping, offset: int, nbytes: int) -> None: ...
+
     def synchronize(self, device: int) -> None: ...
 
 def host_backend() -> MemoryBackend:
     """Symmetric memory for CPU devices."""
 
-def array_view(
-    mapping: Mapping,
-    offset: int,
-    shape: Sequence[int],
-    dtype: str,
-    device_type: str,
-    ordinal: int,
-) -> Any:
+def array_view(mapping: Mapping, offset: int, shape: Sequence[int], dtype: str, device_type: str, ordinal: int) -> Any:
     """A DLPack view of mapped memory; it keeps the mapping alive."""
 
 class MulticastObject:
@@ -90,6 +96,7 @@ class MulticastObject:
 
     @property
     def nbytes(self) -> int: ...
+
     def export_fd(self) -> int:
         """
         A descriptor (close-on-exec) for a peer on this host; the caller closes it.
@@ -115,6 +122,7 @@ class MulticastMapping:
 
     @property
     def address(self) -> int: ...
+
     @property
     def nbytes(self) -> int: ...
 
@@ -122,23 +130,17 @@ class CudaBackend(MemoryBackend):
     """Symmetric memory for GPUs."""
 
     def multicast_granularity(self, num_devices: int) -> int: ...
-    def create_multicast(
-        self, num_devices: int, nbytes: int, handle_type: HandleType
-    ) -> MulticastObject: ...
+
+    def create_multicast(self, num_devices: int, nbytes: int, handle_type: HandleType) -> MulticastObject: ...
+
     def import_multicast_fd(self, fd: int, nbytes: int) -> MulticastObject: ...
-    def import_multicast_fabric(
-        self, handle: bytes, nbytes: int
-    ) -> MulticastObject: ...
-    def bind_multicast(
-        self,
-        object: MulticastObject,
-        offset: int,
-        allocation: Allocation,
-        deadline_s: float,
-    ) -> MulticastBinding: ...
-    def map_multicast(
-        self, object: MulticastObject, devices: Sequence[int], deadline_s: float
-    ) -> MulticastMapping: ...
+
+    def import_multicast_fabric(self, handle: bytes, nbytes: int) -> MulticastObject: ...
+
+    def bind_multicast(self, object: MulticastObject, offset: int, allocation: Allocation, deadline_s: float) -> MulticastBinding: ...
+
+    def map_multicast(self, object: MulticastObject, devices: Sequence[int], deadline_s: float) -> MulticastMapping: ...
+
     def memory_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of a GPU."""
 
@@ -146,9 +148,10 @@ class CudaBackend(MemoryBackend):
         """Raises unless fabric handles really work on a GPU."""
 
     def copy_to_device(self, device: int, address: int, data: bytes) -> None: ...
+
     def copy_to_host(self, device: int, address: int, nbytes: int) -> bytes: ...
 
-def cuda_backend(library_path: str = "", forbid_multicast: bool = False) -> CudaBackend:
+def cuda_backend(library_path: str = '', forbid_multicast: bool = False) -> CudaBackend:
     """
     Loads the CUDA driver. With `forbid_multicast`, its multicast calls abort.
     """
@@ -170,9 +173,7 @@ def ledger() -> dict[str, int]:
 class LocalRank:
     """A rank of this process."""
 
-    def __init__(
-        self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping]
-    ) -> None: ...
+    def __init__(self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping]) -> None: ...
 
 class NativeWorkspace:
     """An open workspace on host memory."""
@@ -191,27 +192,16 @@ class NativeWorkspace:
 
     @property
     def generation(self) -> int: ...
+
     @property
     def closed(self) -> bool: ...
 
-def open_workspace(
-    name: str,
-    nonce: int,
-    timeout_ns: int,
-    world_size: int,
-    capacity_bytes: int,
-    all_reduce: bool,
-    axis: str,
-    rank_labels: Sequence[Sequence[str]],
-    locals: Sequence[LocalRank],
-) -> NativeWorkspace:
+def open_workspace(name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[LocalRank]) -> NativeWorkspace:
     """
     Starts the threads of a workspace and makes its name known to programs.
     """
 
-def host_workspace_nbytes(
-    world_size: int, capacity_bytes: int, all_reduce: bool
-) -> int:
+def host_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:
     """Bytes of symmetric memory that a workspace needs per rank."""
 
 def ffi_targets() -> dict:
@@ -223,4 +213,52 @@ def restart_instances(workspace: str, call_site: int) -> None:
     """
 
 def ffi_types() -> dict:
+    """Capsules of their state types; register these first."""
+
+class CudaLocalRank:
+    """A rank of this process, on a GPU."""
+
+    def __init__(self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping], multicast_address: int = 0) -> None: ...
+
+class NativeCudaWorkspace:
+    """An open workspace on GPUs."""
+
+    def close(self, deadline_ns: int) -> None:
+        """Waits up to deadline_ns for launches, then lets go. Idempotent."""
+
+    def check(self) -> None:
+        """Raises the first fault, if there was one."""
+
+    def abort(self, group: int, rank: int, message: str) -> None:
+        """Ends the waits for a rank whose process is gone."""
+
+    def calls(self) -> list[tuple[str, int, int, int]]:
+        """(path, group, rank, count) for each rank of this process."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+def open_cuda_workspace(backend: CudaBackend, name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[CudaLocalRank]) -> NativeCudaWorkspace:
+    """Loads the kernels and makes the workspace's name known to programs."""
+
+def cuda_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:
+    """Bytes of symmetric memory that a workspace needs per rank."""
+
+def plan_cuda_call(op: str, dtype: str, out_dtype: str, w_layout: str, ranks: int, batch: int, rows: int, shard_rows: int, n: int, k: int, multicast: bool, capacity_bytes: int, multiprocessors: int) -> dict:
+    """
+    Whether a fused kernel can and should run a call, which one, and why. From its arguments alone.
+    """
+
+def cuda_kernel_architectures() -> list[str]:
+    """
+    Architectures that this build holds kernels for; empty without kernels.
+    """
+
+def cuda_ffi_targets() -> dict:
+    """Capsules of the custom calls on GPUs."""
+
+def cuda_ffi_types() -> dict:
     """Capsules of their state types; register these first."""

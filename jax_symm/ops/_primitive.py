@@ -24,7 +24,7 @@ from jax.sharding import ManualAxisType
 from jax_symm import _native
 from jax_symm.errors import SymmUnsupportedError
 from jax_symm.group import axis_text
-from jax_symm.ops import _rules, reference
+from jax_symm.ops import _paths, _rules, reference
 
 _logger = logging.getLogger("jax_symm")
 
@@ -223,7 +223,7 @@ def _lower(
     x_aval, w_aval, _ = ctx.avals_in
     problem = _problem(op, x_aval, w_aval, params)
     spec = params["spec"]
-    plan = _rules.choose(problem, platform, spec, params["path"])
+    plan = _paths.choose(problem, platform, spec, params["path"])
     _rules.require(plan, op, spec)
     if plan.path == "host":
         return _lower_host(problem, ctx, x, w, axis_index, **params)

@@ -337,10 +337,6 @@ def choose(
     """
     if path not in PATHS:
         raise SymmValueError(f"path: got {path!r}, expected one of {PATHS}")
-    if platform in GPU_PLATFORMS and spec is not None:
-        from jax_symm.ops import _cuda
-
-        return _cuda.choose(problem, spec, path)
     automatic = _automatic(problem, platform, spec)
     if path in ("auto", automatic.path):
         return automatic

@@ -13,7 +13,7 @@ from jax_symm import config
 from jax_symm.config import Path
 from jax_symm.errors import SymmAxisError, SymmError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
-from jax_symm.ops import _primitive, _rules, reference
+from jax_symm.ops import _paths, _primitive, _rules, reference
 from jax_symm.ops._rules import Op, Plan, WeightLayout, WorkspaceSpec
 from jax_symm.workspace import Workspace, current_spec
 
@@ -245,7 +245,7 @@ def plan(
     if spec is not None and path != "xla":
         _rules.check_workspace(problem, axes, spec)
     platform = spec.platform if spec is not None else jax.default_backend()
-    return _rules.choose(problem, platform, spec, path)
+    return _paths.choose(problem, platform, spec, path)
 
 
 def can_run(op: Op, x: Any, w: Any, axis_name: AxisName, **options: Any) -> bool:
@@ -282,7 +282,7 @@ def _communicate(
     if spec is not None and path != "xla":
         _rules.check_workspace(problem, axes, spec)
         _warn_about_auto_axes(problem.op, jax.sharding.get_abstract_mesh())
-    chosen = _rules.choose(problem, platform, spec, path)
+    chosen = _paths.choose(problem, platform, spec, path)
     _rules.require(chosen, problem.op, spec)
     primitive = (
         _primitive.gemm_reduce_scatter_p

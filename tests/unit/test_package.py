@@ -33,6 +33,7 @@ ORDER = [
     "_setup",
     "memory",
     "ops._rules",
+    "ops._paths",
     "workspace",
     "ops.reference",
     "ops._primitive",

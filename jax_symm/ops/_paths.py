@@ -1,4 +1,4 @@
-"""The paths of a call on CUDA devices: what the kernels can run, and what they should.
+"""Which path a call takes on each platform; on CUDA what kernels can and should run.
 
 The choice comes from static facts alone, by the byte-and-rate model of the native
 module, so every process that sees the same call and workspace chooses alike.
@@ -10,20 +10,33 @@ from typing import Any
 
 from jax_symm import _native
 from jax_symm.config import Path
+from jax_symm.ops import _rules
 from jax_symm.ops._rules import GPU_PLATFORMS, Plan, Problem, WorkspaceSpec
 
 # Compute capability -> architecture of the kernels and multiprocessors of the GPU.
 _ARCHITECTURES = {"9.0": ("sm90", 132)}
 
 
-def choose(problem: Problem, spec: WorkspaceSpec, path: Path) -> Plan:
-    """Chooses the path of a call that is compiled for CUDA devices.
+def choose(
+    problem: Problem, platform: str, spec: WorkspaceSpec | None, path: Path = "auto"
+) -> Plan:
+    """Chooses the path of a call.
 
     Args:
       problem: The call.
-      spec: The workspace, already checked.
-      path: "auto", or the path that is insisted on.
+      platform: Where it is compiled for: "cpu", "gpu" ("cuda") or another.
+      spec: The workspace, already checked with `check_workspace`, or None.
+      path: A path to insist on, or "auto".
+
+    Raises:
+      SymmValueError: `path` is not a path.
     """
+    if platform in GPU_PLATFORMS and spec is not None and path in _rules.PATHS:
+        return _choose_on_gpu(problem, spec, path)
+    return _rules.choose(problem, platform, spec, path)
+
+
+def _choose_on_gpu(problem: Problem, spec: WorkspaceSpec, path: Path) -> Plan:
     if path == "xla":
         return Plan("xla", "asked for with path='xla'", can_run=True, should_run=False)
     obstacle = _obstacle(problem, spec, path)
