@@ -24,7 +24,8 @@ endfunction()
 # The FFI accepts handlers built against its own or an older API, so the headers come from the
 # oldest jaxlib that we support (the build requirement in pyproject.toml).
 function(jax_symm_find_xla_ffi)
-  if(NOT JAX_SYMM_XLA_FFI_INCLUDE_DIR)
+  set(include_dir ${JAX_SYMM_XLA_FFI_INCLUDE_DIR})
+  if(NOT include_dir)  # asked each time: an isolated build has another path at every run
     execute_process(
       COMMAND ${Python_EXECUTABLE} -c
         "import importlib.util as u, pathlib as p; print(p.Path(u.find_spec('jaxlib').origin).parent / 'include')"
@@ -33,15 +34,14 @@ function(jax_symm_find_xla_ffi)
       message(FATAL_ERROR "jaxlib is not installed for ${Python_EXECUTABLE}: "
         "install jaxlib==0.10.2 or set JAX_SYMM_XLA_FFI_INCLUDE_DIR")
     endif()
-    set(JAX_SYMM_XLA_FFI_INCLUDE_DIR ${include_dir} CACHE PATH "Folder that holds xla/ffi/api/ffi.h")
   endif()
-  if(NOT EXISTS ${JAX_SYMM_XLA_FFI_INCLUDE_DIR}/xla/ffi/api/ffi.h)
-    message(FATAL_ERROR "no xla/ffi/api/ffi.h in ${JAX_SYMM_XLA_FFI_INCLUDE_DIR}")
+  if(NOT EXISTS ${include_dir}/xla/ffi/api/ffi.h)
+    message(FATAL_ERROR "no xla/ffi/api/ffi.h in ${include_dir}")
   endif()
-  file(STRINGS ${JAX_SYMM_XLA_FFI_INCLUDE_DIR}/xla/ffi/api/c_api.h minor
+  file(STRINGS ${include_dir}/xla/ffi/api/c_api.h minor
     REGEX "#define XLA_FFI_API_MINOR")
   string(REGEX MATCH "[0-9]+$" minor "${minor}")
-  message(STATUS "XLA FFI headers: API 0.${minor} in ${JAX_SYMM_XLA_FFI_INCLUDE_DIR}")
+  message(STATUS "XLA FFI headers: API 0.${minor} in ${include_dir}")
   add_library(jax_symm_xla_ffi INTERFACE)
-  target_include_directories(jax_symm_xla_ffi SYSTEM INTERFACE ${JAX_SYMM_XLA_FFI_INCLUDE_DIR})
+  target_include_directories(jax_symm_xla_ffi SYSTEM INTERFACE ${include_dir})
 endfunction()
