@@ -368,13 +368,15 @@ def _check_arguments(
 
 
 def _check_platform(platform: str) -> SymmError | None:
-    """The runtime of a workspace loads and stores its memory from the host."""
+    """Workspaces are on CPU devices, and on GPUs where the kernels are built in."""
     if platform == "cpu":
         return None
+    if platform in GPU_PLATFORMS and _native.module().cuda_kernel_architectures():
+        return None
     return SymmUnsupportedError(
-        f"Workspace: a workspace on {platform} devices is not in this build; without "
-        "one the operations take the path 'xla', and empty() makes symmetric memory "
-        "for kernels of your own"
+        f"Workspace: a workspace on {platform} devices is not in this build (no fused "
+        "kernels); without one the operations take the path 'xla', and empty() makes "
+        "symmetric memory for kernels of your own"
     )
 
 

@@ -20,7 +20,8 @@ DeviceRates H200Rates() {
           .collective_efficiency = 0.8,
           .launch_seconds = 3e-6,
           .collective_seconds = 25e-6,
-          .signal_seconds = 1.5e-6};
+          .signal_seconds = 1.5e-6,
+          .skew_seconds = 10e-6};
 }
 
 DeviceRates B200Rates() {
@@ -30,7 +31,8 @@ DeviceRates B200Rates() {
           .collective_efficiency = 0.8,
           .launch_seconds = 3e-6,
           .collective_seconds = 25e-6,
-          .signal_seconds = 1.5e-6};
+          .signal_seconds = 1.5e-6,
+          .skew_seconds = 10e-6};
 }
 
 double LinkBytes(const GemmProblem& problem, Reducer reducer) {
@@ -49,7 +51,8 @@ Estimate EstimateFused(const GemmProblem& problem, Reducer reducer, const Device
   // The exchange of the last wave of tiles, and two or three hops of flags, come after the product.
   const double hops = problem.collective == Collective::kAllReduce ? 3 : 2;
   e.total_seconds = rates.launch_seconds + std::max(e.gemm_seconds, e.link_seconds) +
-                    0.08 * std::min(e.gemm_seconds, e.link_seconds) + hops * rates.signal_seconds;
+                    0.08 * std::min(e.gemm_seconds, e.link_seconds) + hops * rates.signal_seconds +
+                    rates.skew_seconds;
   return e;
 }
 

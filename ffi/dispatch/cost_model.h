@@ -18,6 +18,7 @@ struct DeviceRates {
   double launch_seconds = 0;         // of one more kernel
   double collective_seconds = 0;     // latency of a stand-alone collective
   double signal_seconds = 0;         // one flag from rank to rank
+  double skew_seconds = 0;           // how far apart ranks begin a kernel
 };
 
 /// Measured on H200 (bf16, random data) and its NVLink; the latencies are of NCCL there.

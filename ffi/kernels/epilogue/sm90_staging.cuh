@@ -14,30 +14,33 @@
 namespace jax_symm {
 
 /// A piece in flight: 64 rows x kStagingColumns of one warpgroup's share of a tile. Pieces are
-/// numbered in the order in which the store warp drains them.
+/// numbered in the order in which the store warp drains them, and take the buffers in turn.
 template <typename Tile>
 struct StagingPiece {
   uint32_t index;
 
-  static __device__ __forceinline__ StagingPiece First(uint32_t tile_of_cta, uint32_t warpgroup) {
-    return {(tile_of_cta * Tile::kMathWarpgroups + warpgroup) * Tile::kStagingPieces};
-  }
   __device__ __forceinline__ uint32_t Buffer() const { return index % Tile::kStagingBuffers; }
-  /// How often the buffer has been used before.
-  __device__ __forceinline__ uint32_t Round() const { return index / Tile::kStagingBuffers; }
+  __device__ __forceinline__ uint32_t Parity() const { return index / Tile::kStagingBuffers & 1; }
+  __device__ __forceinline__ uint32_t Warpgroup() const {
+    return index / Tile::kStagingPieces % Tile::kMathWarpgroups;
+  }
+  /// The next user of the buffer.
+  __device__ __forceinline__ StagingPiece Next() const { return {index + Tile::kStagingBuffers}; }
 };
 
-/// Waits until the buffer has been drained in all rounds before this one. Round by round: since
-/// this warpgroup's own last use the other may have had the buffer, and a parity tells only two
-/// rounds apart.
+/// Waits until the piece before has left the buffer. A drained buffer is handed to the warpgroup
+/// whose turn it is, by a barrier of its own: on a common one a warpgroup could miss a phase, and a
+/// parity does not tell that.
 template <typename Tile>
-__device__ __forceinline__ void WaitUntilDrained(uint64_t* empty, uint32_t round) {
-  constexpr uint32_t kRoundsPerTile =
-      Tile::kMathWarpgroups * Tile::kStagingPieces / Tile::kStagingBuffers;
-#pragma unroll
-  for (uint32_t back = kRoundsPerTile; back >= 1; --back) {
-    if (round >= back) ptx::MbarrierWait(empty, (round - back) & 1);
-  }
+__device__ __forceinline__ void WaitForBuffer(typename Tile::SharedStorage& shared,
+                                              StagingPiece<Tile> piece, uint32_t tile_of_cta) {
+  static_assert(Tile::kStagingPieces <= Tile::kStagingBuffers, "one use of a buffer per tile");
+  constexpr uint32_t kPiecesPerTile = Tile::kMathWarpgroups * Tile::kStagingPieces;
+  // The first pieces of all find their buffers free, so their warpgroups get one hand-over less.
+  const uint32_t free_at_first = piece.index % kPiecesPerTile < Tile::kStagingBuffers;
+  if (tile_of_cta < free_at_first) return;
+  ptx::MbarrierWait(&shared.staging_empty[piece.Warpgroup()][piece.Buffer()],
+                    (tile_of_cta - free_at_first) & 1);
 }
 
 /// A whole math warpgroup: rounds 64 x kWarpgroupN sums and lays them out as rows.
@@ -49,12 +52,13 @@ __device__ __forceinline__ void StageAccumulators(typename Tile::SharedStorage& 
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t row = threadIdx.x / 32 % 4 * 16 + (lane & 15);
   const uint32_t offset = row * Tile::kStagingPitchBytes + (lane >> 4) * 16;
-  auto piece = StagingPiece<Tile>::First(tile_of_cta, warpgroup);
+  StagingPiece<Tile> piece{(tile_of_cta * Tile::kMathWarpgroups + warpgroup) *
+                           Tile::kStagingPieces};
 #pragma unroll
   for (int first = 0; first < Tile::kWarpgroupN; first += Tile::kStagingColumns, ++piece.index) {
     const uint32_t buffer = piece.Buffer();
     const uint32_t address = ptx::SharedAddress(shared.staging[buffer]) + offset;
-    WaitUntilDrained<Tile>(&shared.staging_empty[buffer], piece.Round());
+    WaitForBuffer<Tile>(shared, piece, tile_of_cta);
 #pragma unroll
     for (int column = 0; column < Tile::kStagingColumns; column += 16) {
       const float* v = d + (first + column) / 2;
@@ -87,7 +91,7 @@ __device__ __forceinline__ void StorePiece(typename Tile::SharedStorage& shared,
                           lane / kLanesPerRow * Tile::kStagingPitchBytes;
   const bool in_columns = first_column + column < columns;
   const uint64_t offset = (first_column + column) * 2;
-  ptx::MbarrierWait(&shared.staging_full[buffer], piece.Round() & 1);
+  ptx::MbarrierWait(&shared.staging_full[buffer], piece.Parity());
 #pragma unroll
   for (int half = 0; half < StagedRows::kHalves; ++half) {
 #pragma unroll 1
@@ -107,7 +111,7 @@ __device__ __forceinline__ void StorePiece(typename Tile::SharedStorage& shared,
     }
   }
   __syncwarp();
-  if (lane == 0) ptx::MbarrierArrive(&shared.staging_empty[buffer]);
+  if (lane == 0) ptx::MbarrierArrive(&shared.staging_empty[piece.Next().Warpgroup()][buffer]);
 }
 
 }  // namespace jax_symm

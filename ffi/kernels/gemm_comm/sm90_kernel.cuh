@@ -77,7 +77,7 @@ class Sm90GemmComm {
     }
     for (int i = 0; i < Tile::kStagingBuffers; ++i) {
       ptx::MbarrierInit(&shared_.staging_full[i], 128);
-      ptx::MbarrierInit(&shared_.staging_empty[i], 1);
+      for (auto& empty : shared_.staging_empty) ptx::MbarrierInit(&empty[i], 1);
     }
     for (int i = 0; i < Tile::kQueueSlots; ++i) {
       ptx::MbarrierInit(&shared_.queue_full[i], 1);
@@ -123,8 +123,8 @@ class Sm90GemmComm {
 
   __device__ void LoadTile(uint32_t position) {
     const TileId tile = scheduler_.Decode(position, cta_);
-    loader_.LoadTile(shared_, &x_map_, &w_map_, cta_, tile.m * Tile::kTileM,
-                     tile.n * Tile::kTileN, KSteps());
+    loader_.LoadTile(shared_, &x_map_, &w_map_, cta_, tile.m * Tile::kTileM, tile.n * Tile::kTileN,
+                     KSteps());
   }
 
   __device__ void Multiply(uint32_t warpgroup) {

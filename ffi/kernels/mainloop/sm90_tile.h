@@ -55,7 +55,7 @@ struct Sm90Tile {
     uint64_t stage_full[kStages];
     uint64_t stage_empty[kStages];
     uint64_t staging_full[kStagingBuffers];
-    uint64_t staging_empty[kStagingBuffers];
+    uint64_t staging_empty[kMathWarpgroups][kStagingBuffers];
     uint64_t queue_full[kQueueSlots];
     uint64_t queue_empty[kQueueSlots];
     uint32_t queue_tile[kQueueSlots];
