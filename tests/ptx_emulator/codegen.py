@@ -1,8 +1,9 @@
-"""Turns instructions into Python source over 32-lane numpy arrays, and into step functions for those that schedule.
+"""Turns instructions into Python source over 32-lane arrays, or into step functions.
 
-`FORMS` is the table of everything the emulator knows: per mnemonic, patterns for the whole opcode spelling. An *inline* form appends
-source lines to the Emitter, and runs of such instructions become one Python function. A *step* form returns a function
-`body(warp, lanes)`, executed on its own, so that the scheduler can switch warps around it.
+`FORMS` is the table of all that the emulator knows: patterns for whole opcode
+spellings. An *inline* form appends source lines to the Emitter, and a run of such
+instructions becomes one Python function. A *step* form returns `body(warp, lanes)`,
+executed on its own, so that the scheduler can switch warps around it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable
 import numpy as np
 
 from . import numeric
-from .memory import CTA_SHIFT, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from .numeric import f2, f4, f8, i1, i2, i4, i8, u1, u2, u4, u8
 from .ptx import TYPE_BYTES, Function, Instruction, split_operands
 
@@ -57,7 +57,7 @@ def inline(*patterns: str):
 
 
 def step(*patterns: str):
-    """Registers a factory `f(e, i, m) -> body(warp, lanes)` for opcodes that match one of the patterns."""
+    """Registers a factory `f(e, i, m) -> body(warp, lanes)` for such opcodes."""
 
     def add(handler: Callable) -> Callable:
         for p in patterns:
@@ -68,7 +68,7 @@ def step(*patterns: str):
 
 
 def find_form(i: Instruction) -> tuple[Callable, re.Match, bool]:
-    """The handler of an opcode spelling, its match, and whether it is a step; an unknown spelling is an error."""
+    """The handler of an opcode spelling, its match, and whether it is a step."""
     if i.opcode not in _FOUND:
         _FOUND[i.opcode] = next((f for f in FORMS if f[0].fullmatch(i.opcode)), None)
     found = _FOUND[i.opcode]
@@ -92,7 +92,7 @@ _CTA_SPECIALS = {
 
 
 class Emitter:
-    """Source text for one instruction at a time; operands become expressions over `R`, the warp's registers."""
+    """Source of one instruction at a time; operands are expressions over registers `R`."""
 
     def __init__(self, function: Function, symbols: dict[str, tuple[str, int]]):
         self.function = function
@@ -172,7 +172,7 @@ class Emitter:
         return fixed.get(name)
 
     def source(self, text: str, kind: str) -> str:
-        """Expression of a value operand: a [32] array, or a numpy scalar where it is the same for all lanes."""
+        """Expression of a value: a [32] array, or a numpy scalar that all lanes share."""
         negated = text.startswith("!")
         register = self.instruction.scope.register(text[1:] if negated else text)
         if register is not None:
@@ -234,7 +234,7 @@ class Emitter:
         return register
 
     def address(self, text: str) -> str:
-        """Expression of `[register + offset]`, `[symbol + offset]` or `[number]` as i64, array or scalar."""
+        """Expression of `[register, symbol or number + offset]`: i64, array or scalar."""
         m = (
             _ADDRESS.match(text[1:-1].strip())
             if text.startswith("[") and text.endswith("]")
@@ -259,7 +259,7 @@ class Emitter:
         )
 
     def set(self, register: int | None, code: str, kind: str) -> None:
-        """Assigns a value of PTX type `kind`; wider registers are zero- or sign-extended as PTX does for ld and cvt."""
+        """Assigns a value of type `kind`, extended to a wider register by its sign."""
         if register is None:
             return
         size = self.function.register_bytes[register]
@@ -293,7 +293,7 @@ class Emitter:
         return split_operands(text[1:-1]) if text.startswith("{") else [text]
 
     def compile(self, *codes: str) -> Callable:
-        """A function of the warp that evaluates operand expressions, each broadcast to 32 lanes, as a tuple."""
+        """A function of the warp: the tuple of these expressions, each of 32 lanes."""
         body = ", ".join(f"lanes32({c})" for c in codes)
         self.environment["lanes32"] = lanes32
         return eval(f"lambda w: (lambda R: ({body},))(w.R)", self.environment)
@@ -316,38 +316,3 @@ def full(x, dtype):
 def lanes32(x):
     x = np.asarray(x)
     return x if x.ndim else np.full(32, x)
-
-
-def shared_symbols(
-    function: Function, module_shared, dynamic_align: int = 16
-) -> tuple[dict[str, int], int, int]:
-    """Offsets of static shared variables, then of dynamic ones; the end of the static part; the dynamic start."""
-    from .memory import SHARED_START
-
-    offsets, at = {}, SHARED_START
-    dynamic = []
-    for v in [*module_shared, *function.shared_variables.values()]:
-        if v.dynamic:
-            dynamic.append(v)
-            continue
-        at = (at + v.align - 1) // v.align * v.align
-        offsets[v.name] = at
-        at += v.size_bytes
-    align = max([dynamic_align, *(v.align for v in dynamic)])
-    start = (at + align - 1) // align * align
-    for v in dynamic:
-        offsets[v.name] = start
-    return offsets, at, start
-
-
-def generic_base(space: str) -> int:
-    return {
-        "shared": SHARED_WINDOW,
-        "local": LOCAL_WINDOW,
-        "param": PARAM_WINDOW,
-        "global": 0,
-        "const": 0,
-    }[space]
-
-
-SHARED_RANK_SHIFT = CTA_SHIFT

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import instructions  # noqa: F401  fills the table of forms
-from .codegen import Emitter, find_form, shared_symbols
+from .codegen import Emitter, find_form
 from .errors import EmulationError
 from .instructions.control import EXIT
 from .memory import PARAM_WINDOW
 from .ptx import Function, Instruction, Module
+from .shared_layout import SharedLayout
 
 
 @dataclass
@@ -34,7 +35,9 @@ class Program:
         self.module = module
         self.function = function.load()
         shared = [v for v in module.variables.values() if v.space == "shared"]
-        offsets, self.static_end, self.dynamic_start = shared_symbols(function, shared)
+        layout = SharedLayout.of([*shared, *function.shared_variables.values()])
+        self.static_end, self.dynamic_start = layout.static_end, layout.dynamic_start
+        offsets = layout.offsets
         symbols = {name: ("shared", at) for name, at in offsets.items()}
         for v in module.variables.values():
             if v.space in ("global", "const"):
@@ -57,7 +60,7 @@ class Program:
         code = self.function.instructions
         return code[pc].text if pc < len(code) else "end of the kernel"
 
-    # Translation -----------------------------------------------------------------------------------------------------
+    # Translation --------------------------------------------------------------------
 
     def _translate(self, e: Emitter) -> None:
         code = self.function.instructions

@@ -1,8 +1,10 @@
-"""The emulator's 128-byte tensor map: the argument checks of cuTensorMapEncodeTiled, and an encoding of our own.
+"""The emulator's 128-byte tensor map: cuTensorMapEncodeTiled's checks, our own encoding.
 
-The hardware's encoding is not public, so a kernel under test must treat the bytes as opaque. Byte layout, little endian, for host code
-that writes it through a replaced driver table: magic "JTMA", then u8 dtype, rank, interleave, swizzle, l2_promotion, oob_fill (the
-driver's enum values), 6 bytes of padding, u64 address, u64 dims[5], u64 strides_bytes[4], u16 box[5], u8 element_strides[5], padding.
+The hardware's encoding is not public, so kernels must treat the bytes as opaque. Byte
+layout, little endian, for host code that writes it through a replaced driver table:
+magic "JTMA"; u8 dtype, rank, interleave, swizzle, l2_promotion, oob_fill (the driver's
+enum values); 6 bytes of padding; u64 address, dims[5], strides_bytes[4]; u16 box[5];
+u8 element_strides[5]; padding.
 """
 
 from __future__ import annotations

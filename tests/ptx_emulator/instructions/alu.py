@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 
 from ptx_emulator import numeric
-from ptx_emulator.codegen import NUMPY, VALUE_TYPE, Emitter, generic_base, inline
+from ptx_emulator.codegen import NUMPY, VALUE_TYPE, Emitter, inline
+from ptx_emulator.memory import LOCAL_WINDOW, SHARED_WINDOW
 from ptx_emulator.ptx import TYPE_BYTES, Instruction
 
 INTEGERS = "u16|s16|u32|s32|u64|s64"
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
+# Addresses of parameters, globals and constants are generic as they are.
+GENERIC_BASE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
-# pattern (named group t: the type) | operand types | result type | expression; "t" is the matched type, "w" twice as wide.
+# Opcode pattern | operand types | result type | expression. In the types, "t" is what the
+# group t of the pattern matched and "w" is twice as wide; in the expression {T} and {W}
+# are their numpy types, {H} the half of a packed type and {P} its lifting function.
 TABLE = [
     (rf"add\.(?P<t>{INTEGERS})", "t t", "t", "{0} + {1}"),
     (rf"sub\.(?P<t>{INTEGERS})", "t t", "t", "{0} - {1}"),
@@ -273,9 +278,7 @@ def _cvt_round(e: Emitter, i: Instruction, m: re.Match) -> None:
 @inline(r"cvta\.(?P<to>to\.)?(?P<space>global|const|local|param|shared)(?:::cta)?\.u64")
 def _cvta(e: Emitter, i: Instruction, m: re.Match) -> None:
     e.expect(2)
-    base = (
-        0 if m["space"] == "param" else generic_base(m["space"])
-    )  # a .param address is generic in this emulator
+    base = GENERIC_BASE.get(m["space"], 0)
     code = e.source(i.operands[1], "u64")
     if base:
         code = f"{code} {'-' if m['to'] else '+'} u8({base})"
