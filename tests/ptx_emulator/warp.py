@@ -126,9 +126,7 @@ class Warp:
         checker = self.machine.checker
         if checker is not None and part.path is not None:
             accessing = lanes[part.chosen]
-            checker.strong(
-                self, accessing, part.memory, part.offsets, size, kind, sem, scope, pc
-            )
+            checker.strong(self, accessing, part, size, kind, sem, scope, pc)
 
     def write(self, part: Part, values: np.ndarray) -> None:
         if part.memory.watch is not None:

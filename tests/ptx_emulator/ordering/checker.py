@@ -17,8 +17,8 @@ from .shadow import Shadow
 from .strong import Location, StrongAccess, inclusive, narrower, place_of
 
 if TYPE_CHECKING:
+    from ptx_emulator.addressing import Part
     from ptx_emulator.machine import Machine
-    from ptx_emulator.memory import Bytes
     from ptx_emulator.state import Launch
     from ptx_emulator.warp import Warp
 
@@ -64,8 +64,7 @@ class Checker(AsynchronousOrder):
         self,
         w: Warp,
         lanes: np.ndarray,
-        memory: Bytes,
-        offsets: np.ndarray,
+        part: Part,
         size: int,
         kind: str,
         sem: str,
@@ -77,7 +76,8 @@ class Checker(AsynchronousOrder):
         Strong accesses do not race among themselves where their scopes include each
         other; with weak accesses they do.
         """
-        shadow = self.shadow_of(memory)
+        offsets = part.offsets
+        shadow = self.shadow_of(part.memory)
         granules = shadow.granules(offsets, size)
         shadow.mark_sync(granules)
         write = kind != "read"
@@ -88,7 +88,7 @@ class Checker(AsynchronousOrder):
                 location = shadow.locations[offset] = Location(size)
             access = StrongAccess(
                 w.clocks.agent, lane, w.clocks.clock, place_of(w), scope, write,
-                self.site(w, pc),
+                self.site(w, pc), part.path,
             )  # fmt: skip
             self._against_weak(w, lane, shadow, granules[n : n + 1], access)
             self._against_other_scopes(w, location, access)
@@ -101,14 +101,15 @@ class Checker(AsynchronousOrder):
         group = c.group_of(lane)
         group.rows = widen(group.rows, self.capacity)
         only = np.array([lane], np.int32)
-        who = np.array([[c.agent << 8 | lane << 2]], np.int32)
+        who = np.array([[c.agent << 8 | lane << 2 | strong.path << 1]], np.int32)
         fenced = c.fenced[ALIAS][only]
         access = Access(
-            group.rows, ALL, ALL, who, c.clock, strong.site, 0, only, fenced
+            group.rows, ALL, ALL, who, c.clock, strong.site, strong.path, only, fenced
         )
-        self._check(shadow, "writer", granules, access, False)
+        mixed = shadow.paths | 1 << strong.path == 3
+        self._check(shadow, "writer", granules, access, mixed)
         if strong.write:
-            self._check(shadow, "reader", granules, access, False)
+            self._check(shadow, "reader", granules, access, mixed)
 
     def against_strong(
         self, access: Access, shadow: Shadow, granules: np.ndarray, write: bool
@@ -125,20 +126,25 @@ class Checker(AsynchronousOrder):
                 if location is None or start + location.size <= low:
                     continue
                 for entry in location.accesses.values():
-                    if not (write or entry.write):
-                        continue
-                    if not self._covers(access.rows, access.agent, lane, entry):
-                        note = "a strong and a weak access to one location"
-                        self.report(
-                            "race", entry.site, entry.lane, access.site, lane, note
-                        )
+                    if write or entry.write:
+                        self._weak_after_strong(access, lane, entry)
 
-    def _covers(self, rows, agent: int, lane: int | None, entry) -> bool:
+    def _weak_after_strong(self, access: Access, lane: int | None, entry) -> None:
+        agent, rows = access.agent, access.rows
+        if not self._covers(rows[ALL], agent, lane, entry):
+            kind = "race"
+        elif entry.path == access.path or self._covers(rows[ALIAS], 0, None, entry):
+            return
+        else:
+            kind = "alias"
+        note = "a strong and a weak access to one location"
+        self.report(kind, entry.site, entry.lane, access.site, lane, note)
+
+    def _covers(self, row: np.ndarray, agent: int, lane: int | None, entry) -> bool:
         if entry.agent == agent and entry.lane == lane:
             return True
         single = self.lane_agents[entry.agent, entry.lane]
-        known = max(rows[ALL, entry.agent], rows[ALL, single] if single else 0)
-        return known >= entry.when
+        return max(row[entry.agent], row[single] if single else 0) >= entry.when
 
     def _against_other_scopes(self, w: Warp, location: Location, access) -> None:
         narrow = [
@@ -153,7 +159,7 @@ class Checker(AsynchronousOrder):
         for entry in location.accesses.values():
             kind = (entry.place, entry.scope, entry.write)
             if kind in narrow and not self._covers(
-                rows, access.agent, access.lane, entry
+                rows[ALL], access.agent, access.lane, entry
             ):
                 note = f".{entry.scope} and .{access.scope} do not include each other"
                 self.report(

@@ -49,6 +49,7 @@ class StrongAccess:
     scope: str
     write: bool
     site: int
+    path: int
 
 
 @dataclass

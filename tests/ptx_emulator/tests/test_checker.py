@@ -262,6 +262,42 @@ def test_multicast_after_unicast_needs_an_alias_fence_on_the_path(before, after,
     assert outcome(multicast_build, multicast(before, after), ranks=2) == kinds
 
 
+def broadcast(fence, load):
+    """Rank 0 stores through the multicast window, rank 1 reads its own replica."""
+    return module(
+        RANKS.format(
+            produce="multimem.st.relaxed.sys.global.u32 [%data], 5;\n"
+            "st.release.sys.global.u32 [%flag], 1;",
+            consume=spin("ld.acquire.sys.global.u32 %r1, [%flag];", "%r1", "1")
+            + f"{fence}\n{load} %r2, [%data];\nst.global.u32 [%out], %r2;",
+        ),
+        "data flag out rank:u32",
+    )
+
+
+@pytest.mark.parametrize("load", ["ld.global.u32", "ld.relaxed.sys.global.u32"])
+@pytest.mark.parametrize(
+    ("fence", "kinds"), [("fence.proxy.alias;", set()), ("", {"alias"})]
+)
+def test_unicast_after_multicast_needs_it_as_well(load, fence, kinds):
+    def build(machine, kernel):
+        data = machine.symmetric(64)
+        flag, out = machine.symmetric(64), machine.buffer(1, 4)
+        flag.buffer(1).write(np.zeros(16, np.uint32))
+        first = [data.multicast_address(0), flag.address(0, 1), out, 0]
+        machine.launch(0, kernel, 1, 1, first)
+        machine.launch(1, kernel, 1, 1, [data.buffer(1), flag.buffer(1), out, 1])
+
+    assert outcome(build, broadcast(fence, load), ranks=2) == kinds
+
+
+def test_a_strong_unicast_store_before_a_multicast_read():
+    stores = ("st.global.u32 [%mine], 3;", "st.relaxed.sys.global.u32 [%mine], 3;")
+    for before, kinds in (("fence.proxy.alias;", set()), ("", {"alias"})):
+        text = multicast(before).replace(*stores)
+        assert outcome(multicast_build, text, ranks=2) == kinds
+
+
 def test_a_kernel_boundary_is_an_alias_fence():
     write = module("st.global.u32 [%mine], 3;", "mine")
     reduce = module(
