@@ -38,6 +38,8 @@ ORDER = [
     "ops.reference",
     "ops._primitive",
     "ops.gemm",
+    "bench",
+    "__main__",
 ]
 
 
