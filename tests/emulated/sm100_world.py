@@ -85,12 +85,15 @@ class Sm100World(World):
         super().__init__(largest, arch="sm_100f", **options)
         self._kernels: dict[str, Kernel] = {}
 
+    def use(self, variant: Variant, ptx: str) -> Kernel:
+        """Loads a kernel from this PTX."""
+        kernel = self.machine.load(ptx).kernel(variant.symbol)
+        self._kernels[variant.symbol] = kernel
+        return kernel
+
     def kernel(self, variant: Variant) -> Kernel:
         """The loaded kernel."""
-        if variant.symbol not in self._kernels:
-            module = self.machine.load(variant.ptx())
-            self._kernels[variant.symbol] = module.kernel(variant.symbol)
-        return self._kernels[variant.symbol]
+        return self._kernels.get(variant.symbol) or self.use(variant, variant.ptx())
 
     def start(
         self,
