@@ -13,6 +13,13 @@ StatusOr<Arch> ArchOf(int major, int minor) {
                        minor, "; use path=\"xla\"");
 }
 
+StatusOr<Arch> ArchNamed(const std::string& name) {
+  for (Arch arch : {Arch::kSm90, Arch::kSm100}) {
+    if (name == ArchName(arch)) return arch;
+  }
+  return InvalidArgument("there are kernels for sm90 and sm100, got '", name, "'");
+}
+
 std::span<const TileShape> ShapesOf(Arch arch) {
   return arch == Arch::kSm90 ? Sm90Shapes() : Sm100Shapes(Reducer::kPush);
 }

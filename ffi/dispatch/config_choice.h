@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/status.h"
 #include "dispatch/gemm_config.h"
@@ -12,6 +13,9 @@ namespace jax_symm {
 
 /// By compute capability. UNIMPLEMENTED, saying which are known, where there are no kernels.
 StatusOr<Arch> ArchOf(int major, int minor);
+
+/// By name, as ArchName gives it.
+StatusOr<Arch> ArchNamed(const std::string& name);
 
 /// Shapes that kernels of an architecture are built for, whatever the reducer.
 std::span<const TileShape> ShapesOf(Arch arch);

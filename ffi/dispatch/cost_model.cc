@@ -35,6 +35,8 @@ DeviceRates B200Rates() {
           .skew_seconds = 10e-6};
 }
 
+DeviceRates RatesOf(Arch arch) { return arch == Arch::kSm90 ? H200Rates() : B200Rates(); }
+
 double LinkBytes(const GemmProblem& problem, Reducer reducer) {
   const double partial = PartialBytes(problem);
   const double r = problem.ranks;

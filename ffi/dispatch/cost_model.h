@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "dispatch/gemm_config.h"
 #include "dispatch/gemm_problem.h"
 
 namespace jax_symm {
@@ -25,6 +26,8 @@ struct DeviceRates {
 DeviceRates H200Rates();
 /// From public measurements of B200; no such device was at hand.
 DeviceRates B200Rates();
+
+DeviceRates RatesOf(Arch arch);
 
 /// Bytes that one rank sends (and receives: the exchanges are symmetric, but for multicast's
 /// reduction, whose larger direction counts).

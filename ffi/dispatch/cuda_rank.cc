@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "dispatch/config_choice.h"
 #include "dispatch/cost_model.h"
-#include "dispatch/sm90_spec.h"
 
 namespace jax_symm {
 namespace {
@@ -91,7 +91,7 @@ Status CudaRank::Launch(const CudaCall& call, driver::Stream stream) {
     return FailedPrecondition("workspace '", options_.workspace, "' has no multicast on group ",
                               options_.group, "; use path=\"auto\" or \"peer\"");
   }
-  const GemmConfig config = ChooseSm90Config(call.problem, reducer, max_ctas_);
+  const GemmConfig config = ChooseConfig(library_->arch(), call.problem, reducer, max_ctas_);
   JAX_SYMM_ASSIGN_OR_RETURN(
       const KernelParams params,
       MakeKernelParams(call.problem, config, memory_, call.buffers, call.call));

@@ -1,8 +1,11 @@
 #include "dispatch/cuda_workspace.h"
 
 #include <atomic>
+#include <map>
 #include <thread>
 #include <utility>
+
+#include "dispatch/config_choice.h"
 
 namespace jax_symm {
 namespace {
@@ -14,15 +17,31 @@ WorkspaceCapacity CapacityOf(const CudaWorkspaceOptions& options) {
                      options.all_reduce);
 }
 
-/// Loaded once a process, for all workspaces.
-StatusOr<std::shared_ptr<KernelLibrary>> SharedLibrary(std::shared_ptr<const driver::Api> api) {
+StatusOr<Arch> ArchOfDevice(const driver::Api& api, int ordinal) {
+  const std::string detail = StrCat("asking GPU ", ordinal, " for its compute capability");
+  driver::Device device = 0;
+  int major = 0;
+  int minor = 0;
+  JAX_SYMM_RETURN_IF_ERROR(driver::Call(api, api.cuDeviceGet, detail, &device, ordinal));
+  JAX_SYMM_RETURN_IF_ERROR(driver::Call(api, api.cuDeviceGetAttribute, detail, &major,
+                                        driver::kComputeCapabilityMajor, device));
+  JAX_SYMM_RETURN_IF_ERROR(driver::Call(api, api.cuDeviceGetAttribute, detail, &minor,
+                                        driver::kComputeCapabilityMinor, device));
+  return ArchOf(major, minor);
+}
+
+/// Loaded once a process and architecture, for all workspaces.
+StatusOr<std::shared_ptr<KernelLibrary>> SharedLibrary(std::shared_ptr<const driver::Api> api,
+                                                       int device_ordinal) {
+  JAX_SYMM_ASSIGN_OR_RETURN(const Arch arch, ArchOfDevice(*api, device_ordinal));
   static std::mutex mutex;
-  static auto* const library = new std::shared_ptr<KernelLibrary>;
+  static auto* const libraries = new std::map<Arch, std::shared_ptr<KernelLibrary>>;
   std::lock_guard<std::mutex> lock(mutex);
-  if (*library == nullptr) {
-    JAX_SYMM_ASSIGN_OR_RETURN(*library, KernelLibrary::Load(std::move(api), Arch::kSm90));
+  std::shared_ptr<KernelLibrary>& library = (*libraries)[arch];
+  if (library == nullptr) {
+    JAX_SYMM_ASSIGN_OR_RETURN(library, KernelLibrary::Load(std::move(api), arch));
   }
-  return *library;
+  return library;
 }
 
 }  // namespace
@@ -43,8 +62,9 @@ StatusOr<std::shared_ptr<CudaWorkspace>> CudaWorkspace::Open(std::shared_ptr<con
 }
 
 Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
-  JAX_SYMM_ASSIGN_OR_RETURN(const std::shared_ptr<KernelLibrary> library, SharedLibrary(api));
   for (const CudaLocalRank& local : options_.locals) {
+    JAX_SYMM_ASSIGN_OR_RETURN(const std::shared_ptr<KernelLibrary> library,
+                              SharedLibrary(api, local.device_ordinal));
     if (local.mappings.size() != static_cast<size_t>(options_.world_size)) {
       return InvalidArgument("workspace '", options_.name, "': rank ", local.rank, " has ",
                              local.mappings.size(), " mappings, expected ", options_.world_size);

@@ -30,6 +30,7 @@ class KernelLibrary {
   StatusOr<driver::Kernel> Find(const std::string& name) const;
 
   const driver::Api& api() const { return *api_; }
+  Arch arch() const { return arch_; }
 
  private:
   KernelLibrary(std::shared_ptr<const driver::Api> api, Arch arch)

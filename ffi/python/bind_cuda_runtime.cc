@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/config_choice.h"
 #include "dispatch/cost_model.h"
 #include "dispatch/cuda_workspace.h"
-#include "dispatch/sm90_spec.h"
 #include "kernels/embedded_cubins.h"
 #include "memory/cuda_backend.h"
 #include "python/bindings.h"
@@ -141,16 +141,17 @@ GemmProblem MakeProblem(const std::string& op, const std::string& dtype,
           .k = k};
 }
 
-nb::dict PlanCall(const GemmProblem& problem, bool multicast, uint64_t capacity_bytes,
+nb::dict PlanCall(Arch arch, const GemmProblem& problem, bool multicast, uint64_t capacity_bytes,
                   uint32_t multiprocessors) {
-  const Advice advice = Advise(problem, multicast, H200Rates());
+  const DeviceRates rates = RatesOf(arch);
+  const Advice advice = Advise(problem, multicast, rates);
   nb::dict plan;
   plan["can_run"] = advice.can_run;
   plan["should_run"] = advice.should_run;
   plan["reason"] = advice.reason;
   if (!advice.can_run) return plan;
   const Reducer reducer = ChooseReducer(problem, multicast);
-  const GemmConfig config = ChooseSm90Config(problem, reducer, multiprocessors);
+  const GemmConfig config = ChooseConfig(arch, problem, reducer, multiprocessors);
   const bool all_reduce = problem.collective == Collective::kAllReduce;
   const std::string misfit =
       WhyNotFitting(problem, config, CapacityFor(problem.ranks, capacity_bytes, all_reduce));
@@ -162,8 +163,8 @@ nb::dict PlanCall(const GemmProblem& problem, bool multicast, uint64_t capacity_
   nb::dict settings;
   settings["kernel"] = KernelName(problem, config);
   settings["tile"] = Describe(config);
-  settings["gemm_us"] = EstimateFused(problem, reducer, H200Rates()).gemm_seconds * 1e6;
-  settings["link_us"] = EstimateFused(problem, reducer, H200Rates()).link_seconds * 1e6;
+  settings["gemm_us"] = EstimateFused(problem, reducer, rates).gemm_seconds * 1e6;
+  settings["link_us"] = EstimateFused(problem, reducer, rates).link_seconds * 1e6;
   plan["config"] = settings;
   return plan;
 }
@@ -207,17 +208,19 @@ void BindCudaRuntime(nb::module_& module) {
   BindWorkspace(module);
   module.def(
       "plan_cuda_call",
-      [](const std::string& op, const std::string& dtype, const std::string& out_dtype,
-         const std::string& w_layout, uint32_t ranks, uint32_t batch, uint32_t rows,
-         uint32_t shard_rows, uint32_t n, uint32_t k, bool multicast, uint64_t capacity_bytes,
-         uint32_t multiprocessors) {
+      [](const std::string& architecture, const std::string& op, const std::string& dtype,
+         const std::string& out_dtype, const std::string& w_layout, uint32_t ranks, uint32_t batch,
+         uint32_t rows, uint32_t shard_rows, uint32_t n, uint32_t k, bool multicast,
+         uint64_t capacity_bytes, uint32_t multiprocessors) {
         return PlanCall(
+            ValueOrThrow(ArchNamed(architecture)),
             MakeProblem(op, dtype, out_dtype, w_layout, ranks, batch, rows, shard_rows, n, k),
             multicast, capacity_bytes, multiprocessors);
       },
-      nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"), nb::arg("w_layout"), nb::arg("ranks"),
-      nb::arg("batch"), nb::arg("rows"), nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"),
-      nb::arg("multicast"), nb::arg("capacity_bytes"), nb::arg("multiprocessors"),
+      nb::arg("architecture"), nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"),
+      nb::arg("w_layout"), nb::arg("ranks"), nb::arg("batch"), nb::arg("rows"),
+      nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"), nb::arg("multicast"),
+      nb::arg("capacity_bytes"), nb::arg("multiprocessors"),
       "Whether a fused kernel can and should run a call, which one, and why. From its arguments "
       "alone.");
   module.def("cuda_kernel_architectures", &KernelArchitectures,

@@ -14,7 +14,11 @@ from jax_symm.ops import _rules
 from jax_symm.ops._rules import GPU_PLATFORMS, Plan, Problem, WorkspaceSpec
 
 # Compute capability -> architecture of the kernels and multiprocessors of the GPU.
-_ARCHITECTURES = {"9.0": ("sm90", 132)}
+_ARCHITECTURES = {
+    "9.0": ("sm90", 132),  # H100, H200
+    "10.0": ("sm100", 148),  # B200, GB200
+    "10.3": ("sm100", 148),  # B300, GB300
+}
 
 
 def choose(
@@ -84,6 +88,7 @@ def _obstacle(problem: Problem, spec: WorkspaceSpec, path: Path) -> str | None:
 
 def _native_plan(problem: Problem, spec: WorkspaceSpec) -> dict[str, Any]:
     plan: dict[str, Any] = _native.module().plan_cuda_call(
+        architecture=_ARCHITECTURES[spec.capability][0],
         op=problem.op,
         dtype=problem.dtype.name,
         out_dtype=problem.out_dtype.name,
