@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from codegen.toolchain import compile_ptx
@@ -24,10 +25,13 @@ DONE_OFFSET = 512  # in the signal pad
 SIMT_KERNELS = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
 
 
-def simt_ptx(*defines: str) -> str:
-    """PTX of the kernels whose mainloop is a SIMT multiplication."""
-    lines = [f"#define {name}\n" for name in defines]
-    return compile_ptx("".join(lines) + SIMT_KERNELS.read_text(), "sm_90a")
+def simt_ptx(kernel: str, *defines: str) -> str:
+    """PTX of one kernel whose mainloop is a SIMT multiplication, such as "push_rs"."""
+    lines = [f"#define {name}" for name in defines]
+    for line in SIMT_KERNELS.read_text().splitlines():
+        if not line.startswith("JAX_SYMM_KERNEL(") or f"({kernel}," in line:
+            lines.append(line)
+    return compile_ptx("\n".join(lines), "sm_90a")
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,30 @@ class World:
         return [Fault.read(record) for record in self.records]
 
 
+def launch_simt(
+    world: World,
+    call: Call,
+    *,
+    ranks: Sequence[int] | None = None,
+    ptx: str | None = None,
+    element: str = "bf16",
+    **options: Any,
+) -> list[Launched]:
+    """Enqueues a call on some ranks, or all, with the SIMT kernel that serves it.
+
+    `ptx` replaces that kernel's own; `options` are those of `World.launch`.
+    """
+    reduce_scatter = call.collective == Collective.REDUCE_SCATTER
+    name = f"{call.reducer.name.lower()}_{'rs' if reduce_scatter else 'ar'}"
+    if element != "bf16":
+        name += f"_{element}"
+    kernel = world.machine.load(ptx or simt_ptx(name)).kernel(name)
+    return [
+        world.launch(rank, kernel, call, element=element, **options)
+        for rank in (world.ranks if ranks is None else ranks)
+    ]
+
+
 def check_results(launches: Sequence[Launched]) -> None:
     """Compares what one call left on every rank, bit for bit."""
     for rank, launch in enumerate(launches):
@@ -262,5 +290,6 @@ __all__ = [
     "World",
     "check_results",
     "expected",
+    "launch_simt",
     "simt_ptx",
 ]

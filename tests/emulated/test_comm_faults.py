@@ -5,7 +5,7 @@ them name the same rank.
 """
 
 import pytest
-from comm_world import NEVER_NS, World, check_results, simt_ptx
+from comm_world import NEVER_NS, World, check_results, launch_simt
 from kernel_layout import Awaited, Call, Collective, FaultKind, Reducer
 from ptx_emulator import Schedule
 
@@ -29,21 +29,15 @@ class Ranks:
         reducer, collective = CALLS[kernel]
         self.call = Call(ranks=3, rows=70, n=72, reducer=reducer, collective=collective)
         self.world = World(self.call, resident_ctas=resident_ctas)
-        ptx = simt_ptx()
-        self._kernel = self.world.machine.load(ptx).kernel(kernel)
 
-    def launch(self, rank: int, call_hash: int = 1, timeout_ns=TIMEOUT_NS, **options):
-        return self.world.launch(
-            rank,
-            self._kernel,
-            self.call,
-            call_hash=call_hash,
-            timeout_ns=timeout_ns,
-            **options,
+    def launch(self, *ranks: int, call_hash: int = 1, **options) -> list:
+        options = {"timeout_ns": TIMEOUT_NS, **options}
+        return launch_simt(
+            self.world, self.call, ranks=ranks, call_hash=call_hash, **options
         )
 
     def launch_all(self, call_hash: int = 1, **options) -> list:
-        return [self.launch(rank, call_hash, **options) for rank in range(3)]
+        return self.launch(0, 1, 2, call_hash=call_hash, **options)
 
     def verdict(self):
         """The verdict, which must be one and the same on all ranks."""
@@ -86,9 +80,7 @@ def test_a_rank_that_never_starts_is_named_by_all(kernel, absent):
 
 def test_the_record_says_what_was_waited_for():
     ranks = Ranks("push_rs")
-    for rank in (0, 2):
-        ranks.launch(rank, call_hash=5)
-    ranks.launch(1, call_hash=5)
+    ranks.launch_all(5)
     ranks.world.run(0, Schedule(absent_ranks=[1]))
     faults = ranks.world.faults()
     reporter = faults[0].verdict.reporter
@@ -111,7 +103,7 @@ def test_calls_queued_behind_a_fault_end_within_one_time_out():
 
 def test_a_skipped_call_is_an_error_and_not_a_wrong_sum():
     ranks = Ranks("push_rs")
-    first = [ranks.launch(rank, call_hash=10) for rank in (0, 2)]
+    first = ranks.launch(0, 2, call_hash=10)
     second = ranks.launch_all(11)
     ranks.world.run(4)
     verdict = ranks.verdict()
@@ -126,8 +118,7 @@ def test_a_skipped_call_is_an_error_and_not_a_wrong_sum():
 def test_a_call_skipped_for_good_is_a_time_out_that_names_the_rank():
     ranks = Ranks("push_ar")
     ranks.launch_all(1)
-    for rank in (0, 1):
-        ranks.launch(rank, call_hash=2)
+    ranks.launch(0, 1, call_hash=2)
     ranks.world.run(0)
     faults = ranks.world.faults()
     assert faults[0].verdict == faults[1].verdict
@@ -143,7 +134,8 @@ def test_a_call_skipped_for_good_is_a_time_out_that_names_the_rank():
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_another_call_at_one_rank(odd):
     ranks = Ranks("multicast_rs")
-    launches = [ranks.launch(rank, 20 + (rank == odd)) for rank in range(3)]
+    others = [rank for rank in range(3) if rank != odd]
+    launches = ranks.launch(*others, call_hash=20) + ranks.launch(odd, call_hash=21)
     ranks.world.run(odd)
     assert ranks.verdict().kind == FaultKind.OTHER_CALL
     assert any(launch.is_poisoned() for launch in launches)
@@ -151,11 +143,8 @@ def test_another_call_at_one_rank(odd):
 
 def test_a_mesh_of_another_device_order():
     ranks = Ranks("push_rs")
-    launches = [
-        ranks.launch(0),
-        ranks.launch(1, axis_index=2),
-        ranks.launch(2, axis_index=1),
-    ]
+    ranks.launch(0)
+    swapped = ranks.launch(1, axis_index=2) + ranks.launch(2, axis_index=1)
     ranks.world.run(3)
     ranks.launch_all()
     ranks.world.run(3)
@@ -164,13 +153,12 @@ def test_a_mesh_of_another_device_order():
     assert verdict.blamed in (1, 2)
     fault = ranks.world.faults()[verdict.blamed]
     assert {fault.seen, fault.wanted} == {1, 2}
-    assert launches[1].is_poisoned()
-    assert launches[2].is_poisoned()
+    assert all(launch.is_poisoned() for launch in swapped)
 
 
 def test_the_death_of_a_process_ends_the_wait_before_its_deadline():
     ranks = Ranks("pull_ar")
-    launches = [ranks.launch(rank, timeout_ns=NEVER_NS) for rank in (0, 1)]
+    launches = ranks.launch(0, 1, timeout_ns=NEVER_NS)
     ranks.world.lose(2)
     ranks.world.run(0)
     faults = ranks.world.faults()[:2]
@@ -182,8 +170,7 @@ def test_the_death_of_a_process_ends_the_wait_before_its_deadline():
 def test_a_single_rank_with_the_wrong_index_gets_nan():
     call = Call(ranks=1, rows=70, n=72)
     world = World(call)
-    kernel = world.machine.load(simt_ptx()).kernel("push_rs")
-    launch = world.launch(0, kernel, call, axis_index=3)
+    [launch] = launch_simt(world, call, axis_index=3)
     world.run(0)
     assert launch.is_poisoned()
     assert world.faults()[0].verdict.kind == FaultKind.WRONG_RANK

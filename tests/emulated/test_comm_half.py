@@ -8,7 +8,7 @@ import itertools
 import os
 
 import pytest
-from comm_world import World, check_results, simt_ptx
+from comm_world import World, check_results, launch_simt
 from kernel_layout import Call, Collective, Reducer
 from pairwise import pairwise
 from ptx_emulator import ADVERSARIAL
@@ -50,24 +50,6 @@ def _name(configuration: dict) -> str:
     return "-".join(str(value) for value in configuration.values())
 
 
-@pytest.fixture(scope="module")
-def ptx() -> str:
-    return simt_ptx()
-
-
-def _make_call(world: World, ptx: str, call: Call, grid: int, **options) -> list:
-    name = f"{call.reducer.name.lower()}_{_short(call.collective)}"
-    suffix = "" if options.get("element", "bf16") == "bf16" else "_f16"
-    kernel = world.machine.load(ptx).kernel(name + suffix)
-    return [
-        world.launch(rank, kernel, call, grid=grid, **options) for rank in world.ranks
-    ]
-
-
-def _short(collective: Collective) -> str:
-    return {value: name for name, value in COLLECTIVES.items()}[collective]
-
-
 def _call(c: dict) -> Call:
     shard_rows = -(-c["rows"] // c["ranks"]) + c["spare_shard_rows"]
     return Call(
@@ -85,12 +67,12 @@ def _call(c: dict) -> Call:
 
 
 @pytest.mark.parametrize("configuration", _configurations(), ids=_name)
-def test_sums_are_exact_on_every_rank(ptx, configuration):
+def test_sums_are_exact_on_every_rank(configuration):
     call = _call(configuration)
     schedules = list(ADVERSARIAL.values())
     for seed in range(SEEDS or 2):
         world = World(call, resident_ctas=configuration["resident_ctas"], seed=seed)
-        launches = _make_call(world, ptx, call, configuration["grid"])
+        launches = launch_simt(world, call, grid=configuration["grid"])
         result = world.run(seed, schedules[seed % len(schedules)])
         check_results(launches)
         assert result.reports == ()
@@ -98,20 +80,20 @@ def test_sums_are_exact_on_every_rank(ptx, configuration):
 
 
 @pytest.mark.parametrize("reducer", [Reducer.PUSH, Reducer.MULTICAST])
-def test_f16(ptx, reducer):
+def test_f16(reducer):
     collective = Collective.REDUCE_SCATTER
     if reducer == Reducer.MULTICAST:
         collective = Collective.ALL_REDUCE
     call = Call(ranks=3, rows=70, n=72, reducer=reducer, collective=collective)
     world = World(call)
-    launches = _make_call(world, ptx, call, 2, element="f16")
+    launches = launch_simt(world, call, element="f16")
     world.run(3)
     check_results(launches)
 
 
 @pytest.mark.parametrize("reducer", list(Reducer))
 @pytest.mark.parametrize("schedule", ["slow_rank", "starved_warp"])
-def test_one_resident_cta_and_a_laggard(ptx, reducer, schedule):
+def test_one_resident_cta_and_a_laggard(reducer, schedule):
     call = Call(
         ranks=4,
         rows=130,
@@ -120,6 +102,6 @@ def test_one_resident_cta_and_a_laggard(ptx, reducer, schedule):
         collective=Collective.ALL_REDUCE,
     )
     world = World(call, resident_ctas=1)
-    launches = _make_call(world, ptx, call, grid=3)
+    launches = launch_simt(world, call, grid=3)
     world.run(7, ADVERSARIAL[schedule])
     check_results(launches)

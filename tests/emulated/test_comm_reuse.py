@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from comm_world import World, check_results, simt_ptx
+from comm_world import World, check_results, launch_simt, simt_ptx
 from kernel_layout import Call, Collective, Reducer
 from ptx_emulator import EmulationError, Schedule
 
@@ -27,20 +27,12 @@ def _call(kernel: str, ranks: int, rows: int, n: int = 64) -> Call:
 def test_fifty_launches_of_changing_shape_and_kind():
     chance = random.Random(5)
     world = World(_call("push_ar", 2, 72))
-    module = world.machine.load(simt_ptx())
     calls = []
     for number in range(50):
         kernel = chance.choice(list(KERNELS))
         rows, n = chance.choice([1, 2, 30, 65, 70]), chance.choice([8, 64])
         call = _call(kernel, 2, rows, n)
-        calls.append(
-            [
-                world.launch(
-                    rank, module.kernel(kernel), call, grid=1, call_hash=number
-                )
-                for rank in world.ranks
-            ]
-        )
+        calls.append(launch_simt(world, call, grid=1, call_hash=number))
     world.run(11)
     for launches in calls:
         check_results(launches)
@@ -52,14 +44,8 @@ def _fails_somewhere(kernel: str, *defines: str) -> bool:
     rows = [66, 34, 66, 2]
     for seed in range(3):
         world = World(_call(kernel, 2, 66), resident_ctas=2, seed=seed)
-        loaded = world.machine.load(simt_ptx(*defines))
-        calls = [
-            [
-                world.launch(rank, loaded.kernel(kernel), _call(kernel, 2, m))
-                for rank in world.ranks
-            ]
-            for m in rows
-        ]
+        ptx = simt_ptx(kernel, *defines)
+        calls = [launch_simt(world, _call(kernel, 2, m), ptx=ptx) for m in rows]
         try:
             world.run(seed, Schedule(slow_rank=seed % 2))
             for launches in calls:
@@ -80,11 +66,8 @@ def test_without_the_wait_for_the_previous_launch_it_goes_wrong(kernel):
 def test_a_long_lived_workspace_passes_the_epoch_of_32_bits():
     call = _call("push_ar", 2, 66)
     world = World(call)
-    kernel = world.machine.load(simt_ptx()).kernel("push_ar")
     world.set_epoch(2**32 - 2)
-    calls = [
-        [world.launch(rank, kernel, call) for rank in world.ranks] for _ in range(3)
-    ]
+    calls = [launch_simt(world, call) for _ in range(3)]
     world.run(0)
     for launches in calls:
         check_results(launches)

@@ -39,7 +39,7 @@ struct KernelParams {
   const int32_t* axis_index;   // device memory: the caller's index along the axis
   uint64_t timeout_ns;         // of each wait, by %globaltimer
   const uint32_t* abort_word;  // pinned host memory: 0, or 1 + the rank whose process has ended
-  LaunchRecord* fault_record;   // pinned host memory of this rank
+  LaunchRecord* fault_record;  // pinned host memory of this rank
 };
 static_assert(std::is_trivially_copyable_v<KernelParams>);
 static_assert(sizeof(KernelParams) <= 1024, "leave room for tensor maps in a launch's 4 KiB");
