@@ -133,6 +133,7 @@ class World:
         self.ranks = range(largest.ranks)
         self._random = np.random.default_rng(seed)
         self._largest = largest
+        self._kernels: dict[tuple[str, str], Kernel] = {}
         sizes = largest.sizes()
         self.workspace = self.machine.symmetric(sizes.nbytes, label="workspace")
         for rank in self.ranks:
@@ -146,6 +147,12 @@ class World:
 
     def _host_words(self, count: int, label: str) -> Buffer:
         return self.machine.host_buffer(np.zeros(count, np.uint32), label=label)
+
+    def kernel(self, ptx: str, name: str) -> Kernel:
+        """A kernel of a PTX text, loaded once."""
+        if (ptx, name) not in self._kernels:
+            self._kernels[ptx, name] = self.machine.load(ptx).kernel(name)
+        return self._kernels[ptx, name]
 
     def shaped(self, call: Call) -> Call:
         """The call on this world's workspace."""
@@ -261,7 +268,7 @@ def launch_simt(
     name = f"{call.reducer.name.lower()}_{'rs' if reduce_scatter else 'ar'}"
     if element != "bf16":
         name += f"_{element}"
-    kernel = world.machine.load(ptx or simt_ptx(name)).kernel(name)
+    kernel = world.kernel(ptx or simt_ptx(name), name)
     return [
         world.launch(rank, kernel, call, element=element, **options)
         for rank in (world.ranks if ranks is None else ranks)
