@@ -14,6 +14,21 @@ from .ptx import Function, Instruction, Module
 from .shared_layout import SharedLayout
 
 
+class Run:
+    """Inline instructions as Python source, compiled when first executed."""
+
+    def __init__(self, name: str, source: str, environment: dict):
+        self._name, self._source, self._environment = name, source, environment
+        self._function: Callable | None = None
+
+    def __call__(self, *arguments) -> None:
+        if self._function is None:
+            code = compile(self._source, f"<{self._name}>", "exec")
+            exec(code, self._environment)
+            self._function = self._environment["run"]
+        self._function(*arguments)
+
+
 @dataclass
 class Block:
     """One scheduling unit. A run has `whole` and `masked`; a step has `body`."""
@@ -21,8 +36,8 @@ class Block:
     pc: int
     next_pc: int
     count: int
-    whole: Callable | None = None
-    masked: Callable | None = None
+    whole: Run | None = None
+    masked: Run | None = None
     body: Callable | None = None
     guard: int | None = None
     guard_negated: bool = False
@@ -178,37 +193,24 @@ class Program:
         )
 
     def _close(self, e: Emitter, run: list[tuple[Instruction, list]]) -> None:
-        """Compiles a run twice: for a full warp, and for a mask of active lanes."""
-        whole, masked = ["def whole(w):", " R = w.R"], ["def masked(w, A):", " R = w.R"]
+        """Makes a block of a run: one form for a full warp, one for a mask of lanes."""
+        whole, masked = ["def run(w):", " R = w.R"], ["def run(w, A):", " R = w.R"]
         for i, lines in run:
             if i.guard is None:
-                for register, code in lines:
-                    whole.append(f" {_statement(register, code, 'None')}")
-                    masked.append(f" {self._masked(register, code, 'A')}")
+                whole += [f" {_statement(r, code, 'None')}" for r, code in lines]
+                masked += [f" {self._masked(r, code, 'A')}" for r, code in lines]
                 continue
             guard = i.scope.register(i.guard)
             if guard is None:
                 raise i.unsupported(f"guard {i.guard}")
-            sign = "~" if i.guard_negated else ""
-            whole += [f" G = {sign}R[{guard}]", " if any_lane(G):"]
-            masked += [f" G = {sign}R[{guard}] & A", " if any_lane(G):"]
-            for register, code in lines:
-                whole.append(f"  {self._masked(register, code, 'G')}")
-                masked.append(f"  {self._masked(register, code, 'G')}")
-        first, last = run[0][0].pc, run[-1][0].pc
-        source = "\n".join(whole + masked)
-        exec(
-            compile(source, f"<{self.function.name} line {run[0][0].line}>", "exec"),
-            e.environment,
-        )
-        environment = e.environment
-        self.blocks[first] = Block(
-            first,
-            last + 1,
-            len(run),
-            whole=environment["whole"],
-            masked=environment["masked"],
-        )
+            taken = f"~R[{guard}]" if i.guard_negated else f"R[{guard}]"
+            guarded = [f"  {self._masked(r, code, 'G')}" for r, code in lines]
+            whole += [f" G = {taken}", " if any_lane(G):", *guarded]
+            masked += [f" G = {taken} & A", " if any_lane(G):", *guarded]
+        first, last = run[0][0], run[-1][0]
+        name = f"{self.function.name} line {first.line}"
+        forms = [Run(name, "\n".join(x), e.environment) for x in (whole, masked)]
+        self.blocks[first.pc] = Block(first.pc, last.pc + 1, len(run), *forms)
 
     def _masked(self, register: int | None, code: str, mask: str) -> str:
         if register is None:
