@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cassert>
+#include <cstdio>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace jax_symm {
@@ -26,12 +28,29 @@ enum class StatusCode : int {
 
 const char* StatusCodeName(StatusCode code);
 
-/// Joins its arguments with operator<<.
+// No streams: where the compiler links its C++ library statically, their locale facets clash with
+// those of the copy that the interpreter's other modules use.
+template <typename T>
+void AppendText(std::string& text, const T& value) {
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    text += std::string_view(value);
+  } else if constexpr (std::is_same_v<T, char>) {
+    text += value;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    char digits[32];
+    std::snprintf(digits, sizeof(digits), "%g", static_cast<double>(value));
+    text += digits;
+  } else {
+    text += std::to_string(value);
+  }
+}
+
+/// The texts of its arguments, joined.
 template <typename... Args>
 std::string StrCat(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return std::move(out).str();
+  std::string text;
+  (AppendText(text, args), ...);
+  return text;
 }
 
 class [[nodiscard]] Status {
@@ -110,8 +129,8 @@ class [[nodiscard]] StatusOr {
 #define JAX_SYMM_CONCAT_INNER(a, b) a##b
 #define JAX_SYMM_CONCAT(a, b) JAX_SYMM_CONCAT_INNER(a, b)
 
-#define JAX_SYMM_RETURN_IF_ERROR(expr)                                   \
-  do {                                                                   \
+#define JAX_SYMM_RETURN_IF_ERROR(expr)                                      \
+  do {                                                                      \
     if (::jax_symm::Status status_ = (expr); !status_.ok()) return status_; \
   } while (false)
 
