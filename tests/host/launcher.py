@@ -3,10 +3,12 @@
 The outcome of a launch is the worst of all ranks; a failure holds every rank's log.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -31,9 +33,12 @@ class LaunchError(AssertionError):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
+    """A port below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("", port))
+            return port
 
 
 def launch(
