@@ -16,9 +16,17 @@ from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
 from jax_symm._backends import backend
-from jax_symm._contract import Agreed
 from jax_symm._helper_thread import HelperThread
 from jax_symm._setup import Conversation, abandon, allocate, converse, let_go
+from jax_symm._workspace_request import (
+    check_arguments,
+    default_timeout_s,
+    free_name,
+    must_be_alike,
+    open_names,
+    sorted_ops,
+    why_spared,
+)
 from jax_symm.agreement import concrete_mesh, settle
 from jax_symm.errors import (
     SymmError,
@@ -29,7 +37,6 @@ from jax_symm.errors import (
 )
 from jax_symm.group import AxisName, MeshGroups, Place
 from jax_symm.ops._rules import (
-    DTYPES,
     GPU_PLATFORMS,
     OPS,
     Op,
@@ -37,11 +44,6 @@ from jax_symm.ops._rules import (
     capacity_bytes,
 )
 
-_MULTICAST = ("never", "auto", "require")
-_CPU_TIMEOUT_S = 30.0
-_CUDA_TIMEOUT_S = 600.0
-
-_open_names: set[str] = set()
 _current: Any = jax.make_user_context(())
 
 
@@ -110,31 +112,22 @@ class Workspace:
             raise SymmValueError("Workspace: axis_name: got None, expected a mesh axis")
         mesh = concrete_mesh(mesh)
         groups = MeshGroups.of(mesh, axis_name)
-        ops = tuple(op for op in OPS if op in ops) if _known(ops) else tuple(ops)
-        failure = _check_arguments(
+        failure = check_arguments(
             max_m, n, dtype, ops, multicast, name, timeout_s
         ) or _check_platform(groups.platform)
+        ops = sorted_ops(ops)
         if timeout_s is None:
-            timeout_s = _CPU_TIMEOUT_S if groups.platform == "cpu" else _CUDA_TIMEOUT_S
-        alike = {
-            "call": "Workspace",
-            "name": name,
-            "max_m": _plain(max_m),
-            "n": _plain(n),
-            "dtype": str(dtype if failure else np.dtype(dtype)),
-            "ops": list(ops),
-            "multicast": multicast,
-            "timeout_s": _plain(timeout_s),
-        }
+            timeout_s = default_timeout_s(groups.platform)
+        alike = must_be_alike(max_m, n, dtype, ops, multicast, name, timeout_s)
         purpose = f"Workspace({name!r})" if name else "Workspace"
-        own = {"open": sorted(_open_names)}
+        own = {"open": sorted(open_names)}
         talk = converse(groups, purpose, alike, own, failure)
-        self.name = name or _free_name(groups, talk.agreed)
+        self.name = name or free_name(groups, talk.agreed)
         capacity = capacity_bytes(groups.world_size, max_m, n, np.dtype(dtype))
         self._timeout_s = timeout_s
         self._pid = os.getpid()
         self.nbytes = _nbytes(groups, capacity, ops)
-        spared = _why_spared(ops, multicast, talk.agreed)
+        spared = why_spared(ops, multicast, talk.agreed)
         wish = "never" if spared else multicast
         memory, self._multicast = allocate(talk, self.nbytes, [(0, self.nbytes)], wish)
         self.spec = WorkspaceSpec(
@@ -182,7 +175,7 @@ class Workspace:
         self._native = opened
         self._groups = talk.groups
         self._local_devices = [d for _, d in talk.groups.local(jax.process_index())]
-        _open_names.add(self.name)
+        open_names.add(self.name)
         links = talk.exchange.links
         key = f"{self.name}/{talk.agreed.nonce}"
         stop: Callable[[], None] = _nothing
@@ -254,7 +247,7 @@ class Workspace:
             self._native.close(int(self._timeout_s * 1e9))
             let_go(self._groups, {}, self._multicast)
         finally:
-            _open_names.discard(self.name)
+            open_names.discard(self.name)
             self._stop_watching()
 
     def __enter__(self) -> Workspace:
@@ -314,59 +307,6 @@ def export_safety_checks() -> list[Any]:
     ]
 
 
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it, however wrong it is."""
-    return value if isinstance(value, int | float | str) else repr(value)
-
-
-def _known(ops: Sequence[Any]) -> bool:
-    return not isinstance(ops, str) and len(ops) > 0 and all(op in OPS for op in ops)
-
-
-def _check_arguments(
-    max_m: Any, n: Any, dtype: Any, ops: Any, multicast: Any, name: Any, timeout_s: Any
-) -> SymmError | None:
-    for label, value in (("max_m", max_m), ("n", n)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | np.integer)
-            or value < 0
-        ):
-            return SymmValueError(
-                f"Workspace: {label}: got {value!r}, expected an integer >= 0"
-            )
-    try:
-        supported = np.dtype(dtype) in DTYPES
-    except TypeError:
-        supported = False
-    if not supported:
-        return SymmTypeError(
-            f"Workspace: dtype: got {dtype}, expected bfloat16, float16 or float32"
-        )
-    if not _known(ops):
-        return SymmValueError(
-            f"Workspace: ops: got {ops!r}, expected a non-empty selection of {OPS}"
-        )
-    if multicast not in _MULTICAST:
-        return SymmValueError(
-            f"Workspace: multicast: got {multicast!r}, expected one of {_MULTICAST}"
-        )
-    if timeout_s is not None and not (
-        isinstance(timeout_s, int | float) and 0 < timeout_s < 1e6
-    ):
-        return SymmValueError(
-            f"Workspace: timeout_s: got {timeout_s!r}, expected seconds, 0 to 1e6"
-        )
-    if name is not None and (not isinstance(name, str) or not name):
-        return SymmValueError(f"Workspace: name: got {name!r}, expected a text")
-    if name in _open_names:
-        return SymmStateError(
-            f"Workspace({name!r}): the name is already open; close that workspace "
-            "first, or give this one another name"
-        )
-    return None
-
-
 def _check_platform(platform: str) -> SymmError | None:
     """Workspaces are on CPU devices, and on GPUs where the kernels are built in."""
     if platform == "cpu":
@@ -378,25 +318,6 @@ def _check_platform(platform: str) -> SymmError | None:
         "kernels); without one the operations take the path 'xla', and empty() makes "
         "symmetric memory for kernels of your own"
     )
-
-
-def _free_name(groups: MeshGroups, agreed: Agreed) -> str:
-    taken = {name for own in agreed.own for name in own["open"]}
-    prefix = ".".join(groups.axes) or "none"
-    return next(
-        name
-        for name in (f"{prefix}-{k}" for k in range(len(taken) + 1))
-        if name not in taken
-    )
-
-
-def _why_spared(ops: tuple[Op, ...], multicast: str, agreed: Agreed) -> str | None:
-    """Why no multicast object is spent on a workspace, whatever the machine has."""
-    if multicast == "never":
-        return "asked for with multicast='never'"
-    if multicast == "auto" and "all_reduce" not in ops:
-        return agreed.veto or "reduce_scatter alone gains nothing from it"
-    return None
 
 
 def _nbytes(groups: MeshGroups, capacity: int, ops: Sequence[Op]) -> int:
@@ -492,7 +413,7 @@ def _abandon(
     del opened
     if os.getpid() == pid:
         leave_multicast()
-        _open_names.discard(name)
+        open_names.discard(name)
         stop()
 
 

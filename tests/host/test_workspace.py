@@ -233,6 +233,7 @@ def test_calls_counts_per_path_group_and_rank(mesh_of, open_workspace):
         ({"dtype": "no"}, SymmTypeError, "dtype: got no"),
         ({"ops": ()}, SymmValueError, "ops: got ()"),
         ({"ops": ("mean",)}, SymmValueError, "ops: got ('mean',)"),
+        ({"ops": None}, SymmValueError, "ops: got None"),
         ({"multicast": "yes"}, SymmValueError, "multicast: got 'yes'"),
         ({"name": ""}, SymmValueError, "name: got ''"),
         ({"timeout_s": 0}, SymmValueError, "timeout_s: got 0"),

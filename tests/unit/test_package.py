@@ -34,6 +34,7 @@ ORDER = [
     "memory",
     "ops._rules",
     "ops._paths",
+    "_workspace_request",
     "workspace",
     "ops.reference",
     "ops._primitive",
