@@ -65,17 +65,17 @@ _WRAPPERS = {
         "atom.acq_rel.gpu.global.add.u32",
         ["MEMBAR.ALL.GPU", "ATOMG.E.ADD.STRONG.GPU", "CCTL.IVALL"],
     ),
-    "ExchangeAcqRelGpu": (
+    "ExchangeRelaxedGpu": (
         "memory.cuh",
-        "data[1] = ExchangeAcqRelGpu(reinterpret_cast<uint32_t*>(data), 1);",
-        "atom.acq_rel.gpu.global.exch.b32",
-        ["MEMBAR.ALL.GPU", "ATOMG.E.EXCH.STRONG.GPU", "CCTL.IVALL"],
+        "data[1] = ExchangeRelaxedGpu(reinterpret_cast<uint32_t*>(data), 1);",
+        "atom.relaxed.gpu.global.exch.b32",
+        ["ATOMG.E.EXCH.STRONG.GPU"],
     ),
-    "CompareAndSwapSys": (
+    "CompareAndSwapRelaxedSys": (
         "memory.cuh",
-        "data[1] = CompareAndSwapSys(data, 0, 1);",
-        "atom.acq_rel.sys.global.cas.b64",
-        ["MEMBAR.ALL.SYS", "ATOMG.E.CAS.64.STRONG.SYS", "CCTL.IVALL"],
+        "data[1] = CompareAndSwapRelaxedSys(data, 0, 1);",
+        "atom.relaxed.sys.global.cas.b64",
+        ["ATOMG.E.CAS.64.STRONG.SYS"],
     ),
     "LoadVector": (
         "memory.cuh",

@@ -25,10 +25,10 @@ CALLS = {
 class Ranks:
     """A world of three ranks on which one kind of call is made again and again."""
 
-    def __init__(self, kernel: str, *, resident_ctas: int = 2):
+    def __init__(self, kernel: str, *, rows: int = 70, n: int = 72):
         reducer, collective = CALLS[kernel]
-        self.call = Call(ranks=3, rows=70, n=72, reducer=reducer, collective=collective)
-        self.world = World(self.call, resident_ctas=resident_ctas)
+        self.call = Call(3, rows, n, reducer=reducer, collective=collective)
+        self.world = World(self.call, resident_ctas=2)
 
     def launch(self, *ranks: int, call_hash: int = 1, **options) -> list:
         options = {"timeout_ns": TIMEOUT_NS, **options}
@@ -92,7 +92,7 @@ def test_the_record_says_what_was_waited_for():
 
 
 def test_calls_queued_behind_a_fault_end_within_one_time_out():
-    ranks = Ranks("push_ar")
+    ranks = Ranks("push_ar", rows=3, n=8)
     launches = [launch for _ in range(64) for launch in ranks.launch_all(grid=1)]
     result = ranks.world.run(0, Schedule(absent_ranks=[2]))
     assert result.virtual_ns < BOUND_NS

@@ -73,22 +73,22 @@ __device__ __forceinline__ uint32_t AtomicAddAcqRelGpu(uint32_t* address, uint32
   return old;
 }
 
-/// atom.acq_rel.gpu.global.exch.b32 (6.0, sm_70): returns the old value.
-__device__ __forceinline__ uint32_t ExchangeAcqRelGpu(uint32_t* address, uint32_t value) {
+/// atom.relaxed.gpu.global.exch.b32 (6.0, sm_70): returns the old value, orders nothing else.
+__device__ __forceinline__ uint32_t ExchangeRelaxedGpu(uint32_t* address, uint32_t value) {
   uint32_t old;
-  asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;"
+  asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;"
                : "=r"(old)
                : "l"(address), "r"(value)
                : "memory");
   return old;
 }
 
-/// atom.acq_rel.sys.global.cas.b64 (6.0, sm_70): returns the old value. On a peer's memory it needs
-/// native atomics over the link, as NVLink has.
-__device__ __forceinline__ uint64_t CompareAndSwapSys(uint64_t* address, uint64_t expected,
-                                                      uint64_t desired) {
+/// atom.relaxed.sys.global.cas.b64 (6.0, sm_70): returns the old value, orders nothing else. On a
+/// peer's memory it needs native atomics over the link, as NVLink has.
+__device__ __forceinline__ uint64_t CompareAndSwapRelaxedSys(uint64_t* address, uint64_t expected,
+                                                             uint64_t desired) {
   uint64_t old;
-  asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;"
+  asm volatile("atom.relaxed.sys.global.cas.b64 %0, [%1], %2, %3;"
                : "=l"(old)
                : "l"(address), "l"(expected), "l"(desired)
                : "memory");

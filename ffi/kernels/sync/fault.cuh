@@ -34,9 +34,9 @@ __device__ inline uint32_t FindCulprit(const KernelParams& params, const LaunchT
 __device__ inline void ReportFault(const KernelParams& params, const LaunchTag& tag, FaultKind kind,
                                    uint32_t blamed, const Observation& observation) {
   const uint64_t mine = PackVerdict({kind, params.rank, blamed, tag.epoch});
-  const uint64_t first = ptx::CompareAndSwapSys(&PadOf(params, 0)->fault, 0, mine);
+  const uint64_t first = ptx::CompareAndSwapRelaxedSys(&PadOf(params, 0)->fault, 0, mine);
   const uint64_t verdict = first == 0 ? mine : first;
-  if (ptx::ExchangeAcqRelGpu(&PadOf(params, params.rank)->observed, 1) == 0) {
+  if (ptx::ExchangeRelaxedGpu(&PadOf(params, params.rank)->observed, 1) == 0) {
     params.fault_record->observation = observation;
   }
   for (uint32_t rank = 0; rank < params.ranks; ++rank) {

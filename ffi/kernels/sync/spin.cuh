@@ -68,7 +68,6 @@ __device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag
     if (all_arrived) {
       // Arrived words do not change within a launch, so this reads what the release stored.
       if (word != nullptr) ptx::LoadAcquireSys(word);
-      __syncwarp();
       return true;
     }
     if (poll % kPollsPerFaultCheck == 0) {
