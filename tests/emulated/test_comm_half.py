@@ -105,3 +105,11 @@ def test_one_resident_cta_and_a_laggard(reducer, schedule):
     launches = launch_simt(world, call, grid=3)
     world.run(7, ADVERSARIAL[schedule])
     check_results(launches)
+
+
+def test_more_ranks_than_a_warp_has_lanes():
+    call = Call(ranks=33, rows=40, n=8, collective=Collective.ALL_REDUCE)
+    world = World(call, resident_ctas=1)
+    launches = launch_simt(world, call, grid=1)
+    world.run(0)
+    check_results(launches)
