@@ -88,6 +88,10 @@ def _arrive_named(
             "barrier",
             f"barrier {number}: thread count {expected}, the others gave {barrier.expected}",
         )
+    if barrier.reduction and (barrier.reduction[0] is None) != (votes is None):
+        raise EmulationError(
+            "barrier", f"barrier {number}: bar.red meets bar.sync or bar.arrive"
+        )
     checker = w.machine.checker
     if checker is not None:
         barrier.collected = checker.publish(w, lanes, barrier.collected)

@@ -440,6 +440,13 @@ class TestBarriers:
         (out,) = run_with(text, 256, threads=64)
         assert set(out.array(np.uint32)) == {5}
 
+    def test_reduction_meets_a_plain_barrier(self):
+        text = module(
+            "setp.eq.u32 %p1, %warp, 0;\n@%p1 bar.sync 0;\n"
+            "@!%p1 barrier.red.popc.u32 %r1, 0, %p1;"
+        )
+        assert error_of(machine_for(text, 64)).kind == "barrier"
+
     def test_different_counts(self):
         text = module(
             "setp.eq.u32 %p1, %warp, 0;\n@%p1 bar.sync 1, 64;\n@!%p1 bar.sync 1, 96;"
