@@ -13,9 +13,11 @@
 namespace jax_symm {
 
 inline constexpr uint32_t kPollPauseNs = 64;
-/// Of the fault word and the clock; and of host memory, which is a trip over PCIe.
+/// Of the fault word and the clock.
 inline constexpr uint32_t kPollsPerFaultCheck = 8;
-inline constexpr uint32_t kPollsPerAbortCheck = 64;
+/// Of host memory. By time and not by polls: reads over PCIe from every SM hold up the whole GPU
+/// (two H200s: a launch took up to 30 times as long with one read in 64 polls).
+inline constexpr uint64_t kAbortCheckNs = 10'000'000;
 
 /// What a warp waits for: one word of each rank that it asks for.
 struct Wait {
@@ -41,23 +43,27 @@ __device__ __forceinline__ FaultKind Trouble(const KernelParams& params, const W
 
 /// What a lane that still waits has noticed; `blamed` is by whose fault.
 __device__ inline FaultKind LookForTrouble(const KernelParams& params, const Wait& wait,
-                                           uint64_t seen, uint64_t deadline, uint32_t poll,
+                                           uint64_t seen, uint64_t deadline, uint64_t* abort_check,
                                            uint32_t* blamed) {
-  if (poll % kPollsPerAbortCheck == 0) {
+  const uint64_t now = ptx::GlobalTimerNs();
+  if (now >= *abort_check) {
+    *abort_check = now + kAbortCheckNs;
     const uint32_t lost = ptx::LoadRelaxedSys(params.abort_word);
     if (lost != 0) {
       *blamed = lost - 1;
       return FaultKind::kPeerLost;
     }
   }
-  return Trouble(params, wait, seen, ptx::GlobalTimerNs() >= deadline);
+  return Trouble(params, wait, seen, now >= deadline);
 }
 
 /// Polls until the word of every lane that has one has arrived. The polls are relaxed: an acquire
 /// empties the L1 cache each time, and that slows down whatever else the SM does.
 __device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag, const Wait& wait,
                                 uint32_t peer, const uint64_t* word) {
-  const uint64_t deadline = ptx::GlobalTimerNs() + params.timeout_ns;
+  const uint64_t start = ptx::GlobalTimerNs();
+  const uint64_t deadline = start + params.timeout_ns;
+  uint64_t abort_check = start + kAbortCheckNs;
   for (uint32_t poll = 1;; ++poll) {
     const uint64_t seen = word != nullptr ? ptx::LoadRelaxedSys(word) : wait.wanted;
     const bool arrived = Arrived(wait, seen);
@@ -73,7 +79,7 @@ __device__ inline bool SpinWarp(const KernelParams& params, const LaunchTag& tag
     if (poll % kPollsPerFaultCheck == 0) {
       uint32_t blamed = peer;
       FaultKind trouble = FaultKind::kNone;
-      if (!arrived) trouble = LookForTrouble(params, wait, seen, deadline, poll, &blamed);
+      if (!arrived) trouble = LookForTrouble(params, wait, seen, deadline, &abort_check, &blamed);
       const uint32_t troubled = __ballot_sync(kFullWarp, trouble != FaultKind::kNone);
       if (troubled != 0) {
         if (Lane() == LowestLane(troubled)) {
