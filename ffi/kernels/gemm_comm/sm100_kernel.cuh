@@ -85,11 +85,12 @@ __device__ void LoadRole(typename Tile::SharedStorage& shared, const CUtensorMap
   if (cta == 0) claims.Push(shared, scheduler.Claim());
   uint32_t position;
   while (queue.PopAlone(shared, &position)) {
-    const uint32_t next = cta == 0 ? scheduler.Claim() : 0;
+    typename TileScheduler<Tile>::PendingClaim next = {};
+    if (cta == 0) next = scheduler.BeginClaim();
     const TileId tile = scheduler.Decode(position, cta);
     loader.LoadTile(shared, x_map, w_map, cta, static_cast<int>(tile.m * Tile::kTileM),
                     static_cast<int>(tile.n * Tile::kTileN), StepsOf<Tile>(params));
-    if (cta == 0) claims.Push(shared, next);
+    if (cta == 0) claims.Push(shared, scheduler.FinishClaim(next));
   }
   loader.Drain(shared);
 }

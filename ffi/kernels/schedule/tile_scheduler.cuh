@@ -16,11 +16,19 @@ class TileScheduler {
 
   /// One thread; of a cluster, one thread for all its CTAs. The next position of the order, or
   /// kNoMoreTiles, also once a fault is known: what has been claimed is still to be finished.
-  __device__ uint32_t Claim() const {
-    if (LaunchHasFailed(params_)) return kNoMoreTiles;
-    const uint32_t position =
-        ptx::AtomicAddRelaxedGpu(&PadOf(params_, params_.rank)->tile_claims, 1);
-    return position < order_.Count() ? position : kNoMoreTiles;
+  __device__ uint32_t Claim() const { return FinishClaim(BeginClaim()); }
+
+  /// The same in two steps: nothing waits for memory before the second.
+  struct PendingClaim {
+    uint64_t fault;
+    uint32_t position;
+  };
+  __device__ PendingClaim BeginClaim() const {
+    SignalPad* pad = PadOf(params_, params_.rank);
+    return {ptx::LoadRelaxedSys(&pad->fault), ptx::AtomicAddRelaxedGpu(&pad->tile_claims, 1)};
+  }
+  __device__ uint32_t FinishClaim(const PendingClaim& claim) const {
+    return claim.fault == 0 && claim.position < order_.Count() ? claim.position : kNoMoreTiles;
   }
 
   /// The tile of CTA `cta` of the cluster. A pair's second tile may lie wholly below the last row.
