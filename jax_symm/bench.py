@@ -26,6 +26,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_symm.ops._rules import Op
 from jax_symm.ops.gemm import gemm_all_reduce, gemm_reduce_scatter, plan
 from jax_symm.ops.reference import local_product
 from jax_symm.workspace import Workspace
@@ -40,7 +41,7 @@ LAYERS: dict[str, tuple[int, int]] = {
     "deepseek-v3-o-proj": (7168, 16384),
     "qwen3-32b-down": (5120, 25600),
 }
-_OPS = ("reduce_scatter", "all_reduce")
+_OPS: tuple[Op, ...] = ("reduce_scatter", "all_reduce")
 _CACHE_BYTES = 150e6
 
 

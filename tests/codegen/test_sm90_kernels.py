@@ -4,7 +4,6 @@ import itertools
 import re
 
 import pytest
-
 from codegen.toolchain import compile_cubin, compile_ptx, resources, sass
 
 SHAPES = [(128, 256, 4, 2), (128, 256, 4, 1), (128, 128, 6, 2), (64, 128, 7, 1)]

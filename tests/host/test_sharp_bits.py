@@ -150,6 +150,6 @@ def test_auto_axes_warn():
             body, mesh=both, in_specs=specs, out_specs=P(), axis_names={"tp"}
         )
         jax_symm.ops.gemm._warn_once.cache_clear()
-        with pytest.warns(UserWarning) as caught:
+        with pytest.warns(UserWarning, match="dp") as caught:
             jax.jit(function)(X, W)
     assert plain(str(caught[0].message)) in plain(DOC.read_text())

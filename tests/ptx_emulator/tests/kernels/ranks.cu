@@ -1,4 +1,5 @@
-// All-reduce of one f32 vector through the multicast window: partial, flag to every peer, reduce and broadcast, flag, copy out.
+// All-reduce of one f32 vector through the multicast window: partial, flag to every peer, reduce
+// and broadcast, flag, copy out.
 #include <stdint.h>
 
 struct Peers {
@@ -19,8 +20,9 @@ __device__ __forceinline__ void Await(const uint32_t* flag, uint32_t value) {
 }
 
 // flags[phase * 16 + src] on every rank; blockDim.x = 128, one CTA.
-extern "C" __global__ void all_reduce(const __grid_constant__ Peers peers, float* multicast, const float* in, float* out, int n,
-                                      int rank, int ranks, uint32_t epoch) {
+extern "C" __global__ void all_reduce(const __grid_constant__ Peers peers, float* multicast,
+                                      const float* in, float* out, int n, int rank, int ranks,
+                                      uint32_t epoch) {
   for (int i = threadIdx.x; i < n; i += blockDim.x) peers.data[rank][i] = in[i];
   __syncthreads();
   if (threadIdx.x < ranks) {
@@ -36,9 +38,10 @@ extern "C" __global__ void all_reduce(const __grid_constant__ Peers peers, float
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "l"(multicast + i)
                  : "memory");
-    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(multicast + i), "f"(v[0]), "f"(v[1]),
-                 "f"(v[2]), "f"(v[3])
-                 : "memory");
+    asm volatile(
+        "multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(multicast + i),
+        "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+        : "memory");
   }
   __syncthreads();
   if (threadIdx.x < ranks) {
