@@ -166,7 +166,8 @@ def _scope(s: Statement) -> Iterator[Edit]:
                 f"{wide} to {narrow} in {_base(s)}",
                 s.render(".".join(parts)),
             )
-    if ordered[0] != "sc" and not s.matches("fence"):
+    # A fence and barrier.cluster.wait have no relaxed form.
+    if ordered[0] != "sc" and not s.matches("fence", "barrier.cluster.wait"):
         parts = ["relaxed" if part == ordered[0] else part for part in s.parts]
         yield "scope", f"relax {_base(s)}", s.render(".".join(parts))
 
