@@ -8,6 +8,8 @@ from pairwise import pairwise
 from ptx_emulator import ADVERSARIAL, Schedule
 from sm100_world import Sm100World, Variant
 
+pytestmark = pytest.mark.requires("nvcc")
+
 SHAPES = [(128, 1), (128, 2), (256, 2)]
 PARAMETERS = {
     "shape": SHAPES,
