@@ -64,9 +64,12 @@ Status PushRank::RunNext(uint64_t epoch) {
     call.complete(status);
     return status;
   }
-  // Every rank reports the recorded fault, not what it happened to see.
+  // Every rank reports the recorded fault, not what it happened to see; the workspace first, so
+  // that it knows when somebody sees the call fail.
   Raise(status);
-  call.complete(ranks_[0].pad().fault.Read());
+  const Status fault = ranks_[0].pad().fault.Read();
+  options_.on_fault(fault);
+  call.complete(fault);
   return status;
 }
 
@@ -160,6 +163,7 @@ Status PushRank::TimeoutStatus(const std::string& text) const {
 }
 
 void PushRank::Fail(const Status& fault) {
+  options_.on_fault(fault);
   std::deque<Arrival> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -167,7 +171,6 @@ void PushRank::Fail(const Status& fault) {
     failed.swap(arrivals_);
   }
   for (const Arrival& arrival : failed) arrival.call.complete(fault);
-  options_.on_fault(fault);
 }
 
 HostCall PushRank::TakeFirst() {
