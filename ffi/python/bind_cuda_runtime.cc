@@ -17,6 +17,7 @@
 #include "kernels/embedded_cubins.h"
 #include "memory/cuda_backend.h"
 #include "python/bindings.h"
+#include "python/ffi_capsules.h"
 #include "xla/cuda_handlers.h"
 
 namespace jax_symm {
@@ -169,30 +170,6 @@ nb::dict PlanCall(Arch arch, const GemmProblem& problem, bool multicast, uint64_
   return plan;
 }
 
-nb::capsule FfiCapsule(void* pointer) { return nb::capsule(pointer, "xla._CUSTOM_CALL_TARGET"); }
-
-nb::dict FfiTargets() {
-  nb::dict targets;
-  for (const FfiTarget& target : CudaFfiTargets()) {
-    nb::dict stages;
-    stages["instantiate"] = FfiCapsule(target.instantiate);
-    stages["execute"] = FfiCapsule(target.execute);
-    targets[target.name] = stages;
-  }
-  return targets;
-}
-
-nb::dict FfiTypes() {
-  nb::dict types;
-  for (const FfiType& type : CudaFfiTypes()) {
-    nb::dict capsules;
-    capsules["type_id"] = FfiCapsule(type.type_id);
-    capsules["type_info"] = FfiCapsule(type.type_info);
-    types[type.name] = capsules;
-  }
-  return types;
-}
-
 std::vector<std::string> KernelArchitectures() {
   std::vector<std::string> names;
   for (const EmbeddedCubin& cubin : EmbeddedCubins()) {
@@ -225,8 +202,12 @@ void BindCudaRuntime(nb::module_& module) {
       "alone.");
   module.def("cuda_kernel_architectures", &KernelArchitectures,
              "Architectures that this build holds kernels for; empty without kernels.");
-  module.def("cuda_ffi_targets", &FfiTargets, "Capsules of the custom calls on GPUs.");
-  module.def("cuda_ffi_types", &FfiTypes, "Capsules of their state types; register these first.");
+  module.def(
+      "cuda_ffi_targets", [] { return FfiTargetCapsules(CudaFfiTargets()); },
+      "Capsules of the custom calls on GPUs.");
+  module.def(
+      "cuda_ffi_types", [] { return FfiTypeCapsules(CudaFfiTypes()); },
+      "Capsules of their state types; register these first.");
 }
 
 }  // namespace jax_symm

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "python/bindings.h"
+#include "python/ffi_capsules.h"
 #include "runtime/host_workspace.h"
 #include "xla/host_handlers.h"
 
@@ -89,30 +90,6 @@ std::vector<std::tuple<std::string, int, int, int64_t>> Calls(const NativeWorksp
   return counts;
 }
 
-nb::capsule FfiCapsule(void* pointer) { return nb::capsule(pointer, "xla._CUSTOM_CALL_TARGET"); }
-
-nb::dict FfiTargets() {
-  nb::dict targets;
-  for (const FfiTarget& target : HostFfiTargets()) {
-    nb::dict stages;
-    stages["instantiate"] = FfiCapsule(target.instantiate);
-    stages["execute"] = FfiCapsule(target.execute);
-    targets[target.name] = stages;
-  }
-  return targets;
-}
-
-nb::dict FfiTypes() {
-  nb::dict types;
-  for (const FfiType& type : HostFfiTypes()) {
-    nb::dict capsules;
-    capsules["type_id"] = FfiCapsule(type.type_id);
-    capsules["type_info"] = FfiCapsule(type.type_info);
-    types[type.name] = capsules;
-  }
-  return types;
-}
-
 void BindWorkspace(nb::module_& module) {
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<LocalRank>(module, "LocalRank", "A rank of this process.")
@@ -155,10 +132,14 @@ void BindWorkspace(nb::module_& module) {
 
 void BindRuntime(nb::module_& module) {
   BindWorkspace(module);
-  module.def("ffi_targets", &FfiTargets, "Capsules of the custom calls on CPU, by target name.");
+  module.def(
+      "ffi_targets", [] { return FfiTargetCapsules(HostFfiTargets()); },
+      "Capsules of the custom calls on CPU, by target name.");
   module.def("restart_instances", &RestartInstances, nb::arg("workspace"), nb::arg("call_site"),
              "Tells that a call with this tag is lowered again, hence for another executable.");
-  module.def("ffi_types", &FfiTypes, "Capsules of their state types; register these first.");
+  module.def(
+      "ffi_types", [] { return FfiTypeCapsules(HostFfiTypes()); },
+      "Capsules of their state types; register these first.");
 }
 
 }  // namespace jax_symm

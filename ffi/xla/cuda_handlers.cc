@@ -11,6 +11,7 @@
 
 #include "dispatch/cuda_workspace.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla/ffi_values.h"
 
 namespace jax_symm {
 namespace {
@@ -31,10 +32,6 @@ struct CudaCallSite {
 
 ffi::TypeId CudaCallSite::id = {};
 ffi::TypeInfo CudaCallSite::info = ffi::MakeTypeInfo<CudaCallSite>();
-
-ffi::Error ToFfiError(const Status& status) {
-  return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), status.message());
-}
 
 /// "auto" leaves `reducer` empty. Pull has no path of its own: it is multicast's twin for tests.
 Status ParsePath(std::string_view path, std::optional<Reducer>* reducer) {
@@ -85,20 +82,6 @@ ffi::ErrorOr<std::unique_ptr<CudaCallSite>> Instantiate(
   site->problem.n = static_cast<uint32_t>(n);
   site->problem.k = static_cast<uint32_t>(k);
   return site;
-}
-
-StatusOr<ElementType> ToElementType(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::BF16:
-      return ElementType::kBf16;
-    case ffi::DataType::F16:
-      return ElementType::kF16;
-    case ffi::DataType::F32:
-      return ElementType::kF32;
-    default:
-      return InvalidArgument("element type ", static_cast<int>(type),
-                             " (XLA's number) is not supported; expected bf16, f16 or f32");
-  }
 }
 
 /// 24 bits of everything that ranks must agree on: the workspace, the place in the program and the

@@ -15,6 +15,7 @@
 #include "runtime/host_workspace.h"
 #include "runtime/sum.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla/ffi_values.h"
 
 namespace jax_symm {
 namespace {
@@ -36,10 +37,6 @@ struct HostCallSite {
 
 ffi::TypeId HostCallSite::id = {};
 ffi::TypeInfo HostCallSite::info = ffi::MakeTypeInfo<HostCallSite>();
-
-ffi::Error ToFfiError(const Status& status) {
-  return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), status.message());
-}
 
 std::atomic<int64_t> g_sites{0};
 
@@ -90,20 +87,6 @@ ffi::ErrorOr<std::unique_ptr<HostCallSite>> Instantiate(std::string_view workspa
   site->serial = g_sites.fetch_add(1);
   site->instance = InstanceCounts::Get().Next(site->workspace, call_site);
   return site;
-}
-
-StatusOr<ElementType> ToElementType(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::BF16:
-      return ElementType::kBf16;
-    case ffi::DataType::F16:
-      return ElementType::kF16;
-    case ffi::DataType::F32:
-      return ElementType::kF32;
-    default:
-      return InvalidArgument("element type ", static_cast<int>(type),
-                             " (XLA's number) is not supported; expected bf16, f16 or f32");
-  }
 }
 
 StatusOr<HostProblem> MakeProblem(const HostCallSite& site, const ffi::AnyBuffer& partial,
