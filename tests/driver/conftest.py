@@ -29,18 +29,18 @@ def machine(shared_machine: FakeMachine) -> Iterator[FakeMachine]:
     shared_machine.reset()
 
 
-def _hub(machine: FakeMachine, processes: int, deadline_s: float) -> Hub:
+def _hub(machine: FakeMachine, processes: int) -> Hub:
     if processes == 1:
-        return Hub([machine.environment("p0")], deadline_s)
+        return Hub([machine.environment("p0")])
     environments = [
         machine.environment(f"p{index}", str(index)) for index in range(processes)
     ]
-    return Hub(environments, deadline_s)
+    return Hub(environments)
 
 
 @pytest.fixture(scope="session")
 def shared_hubs(shared_machine: FakeMachine) -> Iterator[dict[int, Hub]]:
-    hubs = {count: _hub(shared_machine, count, 10.0) for count in (1, 2, 3, 4)}
+    hubs = {count: _hub(shared_machine, count) for count in (1, 2, 3, 4)}
     yield hubs
     for hub in hubs.values():
         hub.close()

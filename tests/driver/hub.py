@@ -142,7 +142,9 @@ class Lost:
 class Hub:
     """Runs conversations over `count` workers, replacing those that a test used up."""
 
-    def __init__(self, environments: Sequence[dict[str, str]], deadline_s: float):
+    def __init__(
+        self, environments: Sequence[dict[str, str]], deadline_s: float = 60.0
+    ):
         self._environments = list(environments)
         self._workers: list[Worker | None] = [None] * len(environments)
         self._deadline_s = deadline_s

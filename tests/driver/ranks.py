@@ -60,7 +60,7 @@ class Setup:
     multicast: str = "auto"
     nbytes: int = 3 * MIB
     capacity_bytes: int = 16 * MIB
-    bind_deadline_s: float = 0.3
+    bind_deadline_s: float = 30.0
     backoff_s: tuple[float, ...] = (0.01, 0.01, 0.01)
     hosts: tuple[str, ...] = ()
 

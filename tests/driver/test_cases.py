@@ -30,7 +30,7 @@ def test_c13_multicast_is_live_everywhere_when_set_up_returns(
         nth = {"cuMulticastBindMem": 1, "cuMemMap": 5, "cuMemSetAccess": 5}
         call = next(itertools.islice(slow, number % 3, None))
         machine.script(faults=[("p2", call, nth[call], "delay:0.02")])
-        setup = Setup(f"c13-{number}", FOUR, bind_deadline_s=5.0)
+        setup = Setup(f"c13-{number}", FOUR)
         reached = four.run("open_and_store", {"setup": setup})
         assert reached == [4, None, None, None]
 
@@ -177,9 +177,7 @@ def test_c35_visible_devices_differ(
     machine: FakeMachine, orders: tuple[str, str]
 ) -> None:
     """Ordinals mean nothing between processes: devices are told apart by UUID."""
-    hub = Hub(
-        [machine.environment(f"p{i}", order) for i, order in enumerate(orders)], 1
-    )
+    hub = Hub([machine.environment(f"p{i}", order) for i, order in enumerate(orders)])
     try:
         setup = Setup("c35", [[(0, 0), (1, 0)]])
         outcomes = hub.run("open_and_close", {"setup": setup, "bytes_too": True})
@@ -199,9 +197,9 @@ def test_c36_descriptors_do_not_pile_up(machine: FakeMachine, four: Hub) -> None
 def test_a_rack_of_ranks_in_one_process(machine: FakeMachine) -> None:
     """72 ranks: nothing counts ranks in 32 or 64 bits."""
     machine.configure(gpus=72)
-    hub = Hub([machine.environment("p0")], 20.0)
+    hub = Hub([machine.environment("p0")])
     try:
-        setup = Setup("rack", [[(0, rank) for rank in range(72)]], bind_deadline_s=20.0)
+        setup = Setup("rack", [[(0, rank) for rank in range(72)]])
         outcomes = hub.run("open_and_close", {"setup": setup})
         assert one_verdict(outcomes)[0] == "full"
     finally:

@@ -33,6 +33,7 @@ WATCHED = {"cuMulticastBindMem", "cuMemMap"}
 
 # Short, because each such case takes as long; long beside the milliseconds of a round.
 _LOST_AFTER_S = 1.0
+_STUCK_AFTER_S = 0.5
 
 _names = (f"case{number}" for number in itertools.count())
 
@@ -59,8 +60,11 @@ class Matrix:
         self.policy = policy
         self.calls = self._trace()
 
-    def setup(self) -> Setup:
-        return Setup(next(_names), GROUPS[self.mode], self.policy)
+    def setup(self, stuck: bool = False) -> Setup:
+        setup = Setup(next(_names), GROUPS[self.mode], self.policy)
+        if stuck:
+            return dataclasses.replace(setup, bind_deadline_s=_STUCK_AFTER_S)
+        return setup
 
     def _trace(self) -> list[tuple[str, str, int]]:
         """Every call of a clean rendezvous, counted per process."""
@@ -94,9 +98,13 @@ class Matrix:
             assert all(outcome.multicast.values()), outcome
         assert self.machine.counts() == NOTHING
 
-    def run(self, case: Case) -> None:
-        """One case with all that must hold after it."""
-        setup = self.setup()
+    def run(self, case: Case, stuck: bool = False) -> None:
+        """One case with all that must hold after it.
+
+        Args:
+          stuck: A rank waits in Bind for one that does not come.
+        """
+        setup = self.setup(stuck or case.action == "hang")
         self.machine.script(faults=[(case.tag, case.call, case.nth, case.action)])
         outcomes = self.hub.run(
             "open_kept", {"setup": setup}, deadline_s=self._wait(case)
@@ -273,7 +281,7 @@ def test_mutant_without_the_vote_before_bind_is_caught(
     try:
         assert hub.run("without_join_vote", {}) == [None] * RANKS
         with pytest.raises(AssertionError):
-            matrix.run(case)
+            matrix.run(case, stuck=True)
     finally:
         for index in range(RANKS):
             hub.discard(index)

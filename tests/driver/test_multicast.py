@@ -64,7 +64,7 @@ def test_multicast_reaches_every_rank(machine: FakeMachine, three: Hub) -> None:
 def test_require_honours_the_sites_no(machine: FakeMachine) -> None:
     environments = [machine.environment(f"p{i}", str(i)) for i in range(2)]
     environments[1]["FAKE_VETO"] = "NCCL_NVLS_ENABLE=0"
-    hub = Hub(environments, 1.0)
+    hub = Hub(environments)
     two = [[(0, 0), (1, 0)]]
     try:
         machine.script(faults=[])
@@ -255,7 +255,7 @@ def test_budget(machine: FakeMachine) -> None:
     environments = [
         machine.environment(f"p{i}", str(i), FAKE_BUDGET="1") for i in range(2)
     ]
-    hub = Hub(environments, 1.0)
+    hub = Hub(environments)
     two = [[(0, 0), (1, 0)]]
     try:
         for name in ("one", "two", "three", "four"):
@@ -280,7 +280,7 @@ def test_buffer_larger_than_the_capacity(machine: FakeMachine, three: Hub) -> No
 
 def test_ranks_on_one_gpu(machine: FakeMachine) -> None:
     """Two processes with the same GPU: peers work, and the reason names the ranks."""
-    hub = Hub([machine.environment(f"p{i}", "5") for i in range(2)], 1.0)
+    hub = Hub([machine.environment(f"p{i}", "5") for i in range(2)])
     try:
         setup = Setup("same", [[(0, 0), (1, 0)]])
         outcomes = hub.run("open_and_close", {"setup": setup, "bytes_too": True})
@@ -316,7 +316,6 @@ def two_hosts(machine: FakeMachine, *domains: str) -> Hub:
             machine.environment(f"p{i}", str(i), FAKE_CUDA_DOMAIN=domain)
             for i, domain in enumerate(domains)
         ],
-        1.0,
     )
 
 
@@ -373,7 +372,7 @@ def test_one_host_without_a_channel_uses_descriptors(
 def test_fabric_manager_that_never_answers(machine: FakeMachine, three: Hub) -> None:
     """All are stuck in Bind: all go on by peers, and say what is in quarantine."""
     machine.configure(fabric_manager=None)
-    outcomes = opened(three, Setup("silent", THREE))
+    outcomes = opened(three, Setup("silent", THREE, bind_deadline_s=0.5))
     verdict = one_verdict(outcomes)
     assert verdict[0] == "peers"
     assert "did not return within" in verdict[2]
@@ -386,7 +385,7 @@ def test_fabric_manager_that_never_answers(machine: FakeMachine, three: Hub) -> 
 
 def test_slow_fabric_manager_is_waited_for(machine: FakeMachine, three: Hub) -> None:
     machine.configure(fabric_manager_delay_s=0.2)
-    setup = Setup("slow", THREE, bind_deadline_s=5.0)
+    setup = Setup("slow", THREE)
     assert one_verdict(opened(three, setup))[0] == "full"
     closed(three, "slow")
 
