@@ -3,12 +3,12 @@
 #include <span>
 
 #include "dispatch/config_choice.h"
-#include "kernels/embedded_cubins.h"
+#include "kernels/embedded_images.h"
 
 namespace jax_symm {
 namespace {
 
-/// The kernels of an architecture come in one cubin for each of these.
+/// The kernels of an architecture come in one image for each of these.
 struct Variant {
   ElementType element;
   WeightLayout weights;
@@ -25,7 +25,7 @@ std::vector<Variant> Variants(Arch arch) {
   return variants;
 }
 
-std::string CubinName(Arch arch, const Variant& v) {
+std::string ImageName(Arch arch, const Variant& v) {
   return StrCat(ArchName(arch), "_", ElementName(v.element),
                 v.weights == WeightLayout::kKN ? "_kn_" : "_nk_", v.shape.tile_m, "x",
                 v.shape.tile_n, "x", v.shape.cluster);
@@ -44,8 +44,8 @@ std::vector<std::string> KernelNames(Arch arch, const Variant& v) {
 }
 
 const void* FindImage(const std::string& name) {
-  for (const EmbeddedCubin& cubin : EmbeddedCubins()) {
-    if (cubin.name == name) return cubin.image;
+  for (const EmbeddedImage& embedded : EmbeddedImages()) {
+    if (embedded.name == name) return embedded.image;
   }
   return nullptr;
 }
@@ -61,16 +61,16 @@ StatusOr<std::shared_ptr<KernelLibrary>> KernelLibrary::Load(std::shared_ptr<con
 
 Status KernelLibrary::LoadImages() {
   for (const Variant& variant : Variants(arch_)) {
-    const std::string cubin = CubinName(arch_, variant);
-    const void* image = FindImage(cubin);
+    const std::string image_name = ImageName(arch_, variant);
+    const void* image = FindImage(image_name);
     if (image == nullptr) {
-      return Unimplemented("this build of jax_symm holds no kernels '", cubin,
+      return Unimplemented("this build of jax_symm holds no kernels '", image_name,
                            "'; build it with JAX_SYMM_ENABLE_CUDA=ON, or use path=\"xla\"");
     }
     driver::Library library = nullptr;
-    JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuLibraryLoadData, StrCat("loading ", cubin),
-                                          &library, image, nullptr, nullptr, 0U, nullptr, nullptr,
-                                          0U));
+    JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuLibraryLoadData,
+                                          StrCat("loading ", image_name), &library, image, nullptr,
+                                          nullptr, 0U, nullptr, nullptr, 0U));
     libraries_.push_back(library);
     for (const std::string& name : KernelNames(arch_, variant)) {
       driver::Kernel kernel = nullptr;

@@ -14,7 +14,7 @@
 #include "dispatch/config_choice.h"
 #include "dispatch/cost_model.h"
 #include "dispatch/cuda_workspace.h"
-#include "kernels/embedded_cubins.h"
+#include "kernels/embedded_images.h"
 #include "memory/cuda_backend.h"
 #include "python/bindings.h"
 #include "python/ffi_capsules.h"
@@ -172,8 +172,8 @@ nb::dict PlanCall(Arch arch, const GemmProblem& problem, bool multicast, uint64_
 
 std::vector<std::string> KernelArchitectures() {
   std::vector<std::string> names;
-  for (const EmbeddedCubin& cubin : EmbeddedCubins()) {
-    const std::string arch(cubin.name.substr(0, cubin.name.find('_')));
+  for (const EmbeddedImage& image : EmbeddedImages()) {
+    const std::string arch(image.name.substr(0, image.name.find('_')));
     if (names.empty() || names.back() != arch) names.push_back(arch);
   }
   return names;

@@ -6,12 +6,12 @@
 
 namespace jax_symm {
 
-struct EmbeddedCubin {
+struct EmbeddedImage {
   std::string_view name;  // "sm90_bf16_kn_128x256x2"
   const void* image;      // carries its own length
 };
 
 /// Empty in a build without kernels.
-std::span<const EmbeddedCubin> EmbeddedCubins();
+std::span<const EmbeddedImage> EmbeddedImages();
 
 }  // namespace jax_symm
