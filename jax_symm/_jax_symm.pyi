@@ -220,6 +220,11 @@ class CudaLocalRank:
 
     def __init__(self, device_ordinal: int, group: int, rank: int, mappings: Sequence[Mapping], multicast_address: int = 0) -> None: ...
 
+class GemmProblem:
+    """One fused call: shapes and types."""
+
+    def __init__(self, op: str, dtype: str, out_dtype: str, w_layout: str, ranks: int, batch: int, rows: int, shard_rows: int, n: int, k: int) -> None: ...
+
 class NativeCudaWorkspace:
     """An open workspace on GPUs."""
 
@@ -235,13 +240,18 @@ class NativeCudaWorkspace:
     def calls(self) -> list[tuple[str, int, int, int]]:
         """(path, group, rank, count) for each rank of this process."""
 
+    def submit(self, device_ordinal: int, problem: GemmProblem, reducer: str, x: int, w: int, output: int, axis_index: int, call: int, stream: int) -> None:
+        """
+        Enqueues one call on a stream, without XLA: for tests and benchmarks whose ranks share a GPU. Buffers are device addresses; axis_index is that of an int32.
+        """
+
     @property
     def generation(self) -> int: ...
 
     @property
     def closed(self) -> bool: ...
 
-def open_cuda_workspace(backend: CudaBackend, name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[CudaLocalRank]) -> NativeCudaWorkspace:
+def open_cuda_workspace(backend: CudaBackend, name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[CudaLocalRank], sm_margin: int = 0) -> NativeCudaWorkspace:
     """Loads the kernels and makes the workspace's name known to programs."""
 
 def cuda_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:

@@ -35,7 +35,14 @@ def sorted_ops(ops: Any) -> tuple[Any, ...]:
 
 
 def must_be_alike(
-    max_m: Any, n: Any, dtype: Any, ops: Any, multicast: Any, name: Any, timeout_s: Any
+    max_m: Any,
+    n: Any,
+    dtype: Any,
+    ops: Any,
+    multicast: Any,
+    name: Any,
+    timeout_s: Any,
+    sm_margin: Any,
 ) -> dict[str, Any]:
     """The request as the contract round compares it."""
     return {
@@ -47,6 +54,7 @@ def must_be_alike(
         "ops": [_plain(op) for op in ops],
         "multicast": _plain(multicast),
         "timeout_s": _plain(timeout_s),
+        "sm_margin": _plain(sm_margin),
     }
 
 
@@ -69,10 +77,17 @@ def _is_known(ops: Any) -> bool:
 
 
 def check_arguments(
-    max_m: Any, n: Any, dtype: Any, ops: Any, multicast: Any, name: Any, timeout_s: Any
+    max_m: Any,
+    n: Any,
+    dtype: Any,
+    ops: Any,
+    multicast: Any,
+    name: Any,
+    timeout_s: Any,
+    sm_margin: Any,
 ) -> SymmError | None:
     """What is wrong with a request in this process, or None."""
-    for label, value in (("max_m", max_m), ("n", n)):
+    for label, value in (("max_m", max_m), ("n", n), ("sm_margin", sm_margin)):
         if (
             isinstance(value, bool)
             or not isinstance(value, int | np.integer)

@@ -80,6 +80,7 @@ class Workspace:
         multicast: str = "auto",
         name: str | None = None,
         timeout_s: float | None = None,
+        sm_margin: int = 0,
     ):
         """Makes the memory on every rank, maps every peer's, and opens it.
 
@@ -95,6 +96,8 @@ class Workspace:
           name: A name not open yet; None for `<axis>-<k>`, the first that is free.
           timeout_s: Longest time that a call waits for a peer, in seconds; None for 600
             on CUDA and 30 on CPU devices.
+          sm_margin: Multiprocessors of each GPU that the kernels leave free, for work
+            to run beside them; fewer than the GPU has. No effect on CPU devices.
 
         Raises:
           SymmValueError: An argument is wrong, or differs between processes.
@@ -113,12 +116,14 @@ class Workspace:
         mesh = concrete_mesh(mesh)
         groups = MeshGroups.of(mesh, axis_name)
         failure = check_arguments(
-            max_m, n, dtype, ops, multicast, name, timeout_s
+            max_m, n, dtype, ops, multicast, name, timeout_s, sm_margin
         ) or _check_platform(groups.platform)
         ops = sorted_ops(ops)
         if timeout_s is None:
             timeout_s = default_timeout_s(groups.platform)
-        alike = must_be_alike(max_m, n, dtype, ops, multicast, name, timeout_s)
+        alike = must_be_alike(
+            max_m, n, dtype, ops, multicast, name, timeout_s, sm_margin
+        )
         purpose = f"Workspace({name!r})" if name else "Workspace"
         own = {"open": sorted(open_names)}
         talk = converse(groups, purpose, alike, own, failure)
@@ -142,6 +147,7 @@ class Workspace:
                 spared or self._multicast[group].reason or None
                 for group in range(len(groups.devices))
             ),
+            sm_margin=int(sm_margin),
         )
         try:
             self._open(talk, memory)
@@ -264,10 +270,11 @@ class Workspace:
 
     def __repr__(self) -> str:
         state = "closed, " if self.closed else ""
+        margin = self.spec.sm_margin
         return (
             f"Workspace({self.name!r}, {state}{len(self.spec.device_ids)} groups of "
             f"{self.spec.world_size} ranks along {self.spec.axes}, "
-            f"{self.nbytes} bytes per rank)"
+            f"{self.nbytes} bytes per rank{f', sm_margin={margin}' if margin else ''})"
         )
 
 
@@ -370,7 +377,9 @@ def _open_native(
         locals_,
     )
     if on_gpu:
-        return native.open_cuda_workspace(backend(spec.platform), *common)
+        return native.open_cuda_workspace(
+            backend(spec.platform), *common, sm_margin=spec.sm_margin
+        )
     return native.open_workspace(*common)
 
 

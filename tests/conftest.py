@@ -1,8 +1,8 @@
 """Settings that must precede JAX's first use, and the one place where tests skip.
 
-A test that needs hardware or a tool says so with `@pytest.mark.requires("gpu")`. Where
-it is missing the test skips with the reason, unless `JAX_SYMM_TEST_REQUIRE` names it:
-then the test fails.
+A test that needs hardware or a tool says so with `@pytest.mark.requires("gpu")`, or
+`@pytest.mark.multigpu(n)` for n GPUs. Where it is missing the test skips with the reason,
+unless `JAX_SYMM_TEST_REQUIRE` names it, as "gpu,multigpu2" does: then the test fails.
 """
 
 import importlib.metadata
@@ -48,6 +48,24 @@ def _no_gpu() -> str | None:
     return None
 
 
+def _too_few_gpus(wanted: int) -> str | None:
+    import jax
+
+    try:
+        found = len(jax.devices("cuda"))
+    except RuntimeError:
+        found = 0
+    return None if found >= wanted else f"needs {wanted} GPUs, found {found}"
+
+
+def _no_kernels() -> str | None:
+    from jax_symm import _native
+
+    if "sm90" in _native.module().cuda_kernel_architectures():
+        return None
+    return "this build holds no CUDA kernels (JAX_SYMM_CUDA was not set)"
+
+
 def _no_nvcc() -> str | None:
     return None if shutil.which("nvcc") else "nvcc is not on PATH"
 
@@ -71,6 +89,7 @@ def _no_cutlass() -> str | None:
 _PROBES = {
     "gpu": _no_gpu,
     "hopper": _no_hopper,
+    "kernels": _no_kernels,
     "nvcc": _no_nvcc,
     "cutlass": _no_cutlass,
 }
@@ -78,14 +97,21 @@ _PROBES = {
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "requires(name): needs hardware or a tool")
+    config.addinivalue_line("markers", "multigpu(n): needs n GPUs")
 
 
 def pytest_runtest_setup(item):
-    required = os.environ.get("JAX_SYMM_TEST_REQUIRE", "").split(",")
     for mark in item.iter_markers("requires"):
         for name in mark.args:
-            reason = _PROBES[name]()
-            if reason and name in required:
-                pytest.fail(f"JAX_SYMM_TEST_REQUIRE names {name}, but {reason}")
-            if reason:
-                pytest.skip(reason)
+            _require(name, _PROBES[name]())
+    for mark in item.iter_markers("multigpu"):
+        (wanted,) = mark.args
+        _require(f"multigpu{wanted}", _too_few_gpus(wanted))
+
+
+def _require(name, missing):
+    required = os.environ.get("JAX_SYMM_TEST_REQUIRE", "").split(",")
+    if missing and name in required:
+        pytest.fail(f"JAX_SYMM_TEST_REQUIRE names {name}, but {missing}")
+    if missing:
+        pytest.skip(missing)

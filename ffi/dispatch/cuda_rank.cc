@@ -61,6 +61,11 @@ Status CudaRank::Prepare() {
   JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuDeviceGetAttribute, detail, &multiprocessors,
                                         driver::kMultiprocessorCount, handle));
   max_ctas_ = static_cast<uint32_t>(multiprocessors);
+  if (options_.sm_margin >= max_ctas_) {
+    return InvalidArgument("sm_margin: got ", options_.sm_margin, " of the ", max_ctas_,
+                           " multiprocessors of GPU ", device, ", expected fewer; ", detail);
+  }
+  max_ctas_ -= options_.sm_margin;
   JAX_SYMM_RETURN_IF_ERROR(library_->Prepare(handle));
 
   void* host = nullptr;

@@ -29,6 +29,7 @@ struct CudaRankOptions {
   MulticastAddress multicast = {};
   WorkspaceCapacity capacity;
   std::chrono::nanoseconds timeout{0};
+  uint32_t sm_margin = 0;  // multiprocessors left to others, the same on every rank
 };
 
 /// A call as the handler has it. `call` is the hash that every rank must have alike.

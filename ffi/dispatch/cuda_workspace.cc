@@ -30,14 +30,15 @@ StatusOr<Arch> ArchOfDevice(const driver::Api& api, int ordinal) {
   return ArchOf(major, minor);
 }
 
-/// Loaded once a process and architecture, for all workspaces.
+/// Loaded once a driver and architecture, for all workspaces.
 StatusOr<std::shared_ptr<KernelLibrary>> SharedLibrary(std::shared_ptr<const driver::Api> api,
                                                        int device_ordinal) {
   JAX_SYMM_ASSIGN_OR_RETURN(const Arch arch, ArchOfDevice(*api, device_ordinal));
   static std::mutex mutex;
-  static auto* const libraries = new std::map<Arch, std::shared_ptr<KernelLibrary>>;
+  using Key = std::pair<const driver::Api*, Arch>;  // a library keeps its driver's table alive
+  static auto* const libraries = new std::map<Key, std::shared_ptr<KernelLibrary>>;
   std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<KernelLibrary>& library = (*libraries)[arch];
+  std::shared_ptr<KernelLibrary>& library = (*libraries)[{api.get(), arch}];
   if (library == nullptr) {
     JAX_SYMM_ASSIGN_OR_RETURN(library, KernelLibrary::Load(std::move(api), arch));
   }
@@ -79,7 +80,8 @@ Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
                                               .mappings = local.mappings,
                                               .multicast = local.multicast,
                                               .capacity = CapacityOf(options_),
-                                              .timeout = options_.timeout}));
+                                              .timeout = options_.timeout,
+                                              .sm_margin = options_.sm_margin}));
   }
   return OkStatus();
 }

@@ -33,6 +33,7 @@ struct CudaWorkspaceOptions {
   int world_size = 0;
   uint64_t capacity_bytes = 0;
   bool all_reduce = false;
+  uint32_t sm_margin = 0;                             // multiprocessors left to others
   std::vector<std::vector<std::string>> rank_labels;  // by group, by rank
   std::vector<CudaLocalRank> locals;
 };

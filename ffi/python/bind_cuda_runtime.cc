@@ -68,7 +68,8 @@ CudaLocalRank MakeLocalRank(int device_ordinal, int group, int rank,
 std::unique_ptr<NativeCudaWorkspace> OpenWorkspace(
     CudaBackend& backend, std::string name, int64_t nonce, int64_t timeout_ns, int world_size,
     uint64_t capacity_bytes, bool all_reduce, std::string axis,
-    std::vector<std::vector<std::string>> rank_labels, std::vector<CudaLocalRank> locals) {
+    std::vector<std::vector<std::string>> rank_labels, std::vector<CudaLocalRank> locals,
+    uint32_t sm_margin) {
   return std::make_unique<NativeCudaWorkspace>(ValueOrThrow(
       CudaWorkspace::Open(backend.shared_api(), {.name = std::move(name),
                                                  .axis = std::move(axis),
@@ -77,8 +78,50 @@ std::unique_ptr<NativeCudaWorkspace> OpenWorkspace(
                                                  .world_size = world_size,
                                                  .capacity_bytes = capacity_bytes,
                                                  .all_reduce = all_reduce,
+                                                 .sm_margin = sm_margin,
                                                  .rank_labels = std::move(rank_labels),
                                                  .locals = std::move(locals)})));
+}
+
+ElementType ElementOf(const std::string& name) {
+  if (name == "bfloat16") return ElementType::kBf16;
+  if (name == "float16") return ElementType::kF16;
+  return ElementType::kF32;
+}
+
+GemmProblem MakeProblem(const std::string& op, const std::string& dtype,
+                        const std::string& out_dtype, const std::string& w_layout, uint32_t ranks,
+                        uint32_t batch, uint32_t rows, uint32_t shard_rows, uint32_t n,
+                        uint32_t k) {
+  return {.collective = op == "all_reduce" ? Collective::kAllReduce : Collective::kReduceScatter,
+          .element = ElementOf(dtype),
+          .output = ElementOf(out_dtype),
+          .weights = w_layout == "nk" ? WeightLayout::kNK : WeightLayout::kKN,
+          .rows = {batch, rows, shard_rows},
+          .ranks = ranks,
+          .n = n,
+          .k = k};
+}
+
+StatusOr<Reducer> ReducerNamed(const std::string& name) {
+  for (Reducer reducer : {Reducer::kPush, Reducer::kPull, Reducer::kMulticast}) {
+    if (name == ReducerName(reducer)) return reducer;
+  }
+  return InvalidArgument("reducer: got '", name, "', expected push, pull or multicast");
+}
+
+/// One call of one rank, as a program of XLA would make it, on a stream of the caller's.
+void Submit(const NativeCudaWorkspace& workspace, int device_ordinal, const GemmProblem& problem,
+            const std::string& reducer, uint64_t x, uint64_t w, uint64_t output,
+            uint64_t axis_index, uint32_t call, uint64_t stream) {
+  const std::string unsupported = WhyNotSupported(problem);
+  if (!unsupported.empty()) throw StatusError(Unimplemented(Describe(problem), ": ", unsupported));
+  ThrowIfError(workspace.get().Submit(device_ordinal, problem.ranks, /*site=*/nullptr,
+                                      {.problem = problem,
+                                       .reducer = ValueOrThrow(ReducerNamed(reducer)),
+                                       .buffers = {x, w, output, axis_index},
+                                       .call = static_cast<uint32_t>(call & kCallMask)},
+                                      reinterpret_cast<driver::Stream>(stream)));
 }
 
 void BindWorkspace(nb::module_& module) {
@@ -86,6 +129,10 @@ void BindWorkspace(nb::module_& module) {
   nb::class_<CudaLocalRank>(module, "CudaLocalRank", "A rank of this process, on a GPU.")
       .def(nb::new_(&MakeLocalRank), nb::arg("device_ordinal"), nb::arg("group"), nb::arg("rank"),
            nb::arg("mappings"), nb::arg("multicast_address") = 0);
+  nb::class_<GemmProblem>(module, "GemmProblem", "One fused call: shapes and types.")
+      .def(nb::new_(&MakeProblem), nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"),
+           nb::arg("w_layout"), nb::arg("ranks"), nb::arg("batch"), nb::arg("rows"),
+           nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"));
   nb::class_<NativeCudaWorkspace>(module, "NativeCudaWorkspace", "An open workspace on GPUs.")
       .def("close", &NativeCudaWorkspace::Close, nb::arg("deadline_ns"), NoGil(),
            "Waits up to deadline_ns for launches, then lets go. Idempotent.")
@@ -109,37 +156,22 @@ void BindWorkspace(nb::module_& module) {
             return counts;
           },
           "(path, group, rank, count) for each rank of this process.")
+      .def("submit", &Submit, nb::arg("device_ordinal"), nb::arg("problem"), nb::arg("reducer"),
+           nb::arg("x"), nb::arg("w"), nb::arg("output"), nb::arg("axis_index"), nb::arg("call"),
+           nb::arg("stream"), NoGil(),
+           "Enqueues one call on a stream, without XLA: for tests and benchmarks whose ranks share "
+           "a GPU. Buffers are device addresses; axis_index is that of an int32.")
       .def_prop_ro("generation",
                    [](const NativeCudaWorkspace& self) { return self.get().generation(); })
       .def_prop_ro("closed", [](const NativeCudaWorkspace& self) { return self.get().closed(); });
   module.def("open_cuda_workspace", &OpenWorkspace, nb::arg("backend"), nb::arg("name"),
              nb::arg("nonce"), nb::arg("timeout_ns"), nb::arg("world_size"),
              nb::arg("capacity_bytes"), nb::arg("all_reduce"), nb::arg("axis"),
-             nb::arg("rank_labels"), nb::arg("locals"), NoGil(),
+             nb::arg("rank_labels"), nb::arg("locals"), nb::arg("sm_margin") = 0, NoGil(),
              "Loads the kernels and makes the workspace's name known to programs.");
   module.def("cuda_workspace_nbytes", &CudaWorkspaceBytes, nb::arg("world_size"),
              nb::arg("capacity_bytes"), nb::arg("all_reduce"),
              "Bytes of symmetric memory that a workspace needs per rank.");
-}
-
-ElementType ElementOf(const std::string& name) {
-  if (name == "bfloat16") return ElementType::kBf16;
-  if (name == "float16") return ElementType::kF16;
-  return ElementType::kF32;
-}
-
-GemmProblem MakeProblem(const std::string& op, const std::string& dtype,
-                        const std::string& out_dtype, const std::string& w_layout, uint32_t ranks,
-                        uint32_t batch, uint32_t rows, uint32_t shard_rows, uint32_t n,
-                        uint32_t k) {
-  return {.collective = op == "all_reduce" ? Collective::kAllReduce : Collective::kReduceScatter,
-          .element = ElementOf(dtype),
-          .output = ElementOf(out_dtype),
-          .weights = w_layout == "nk" ? WeightLayout::kNK : WeightLayout::kKN,
-          .rows = {batch, rows, shard_rows},
-          .ranks = ranks,
-          .n = n,
-          .k = k};
 }
 
 nb::dict PlanCall(Arch arch, const GemmProblem& problem, bool multicast, uint64_t capacity_bytes,

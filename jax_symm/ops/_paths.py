@@ -101,6 +101,6 @@ def _native_plan(problem: Problem, spec: WorkspaceSpec) -> dict[str, Any]:
         k=problem.k,
         multicast=has_multicast(spec),
         capacity_bytes=spec.capacity_bytes,
-        multiprocessors=_ARCHITECTURES[spec.capability][1],
+        multiprocessors=_ARCHITECTURES[spec.capability][1] - spec.sm_margin,
     )
     return plan

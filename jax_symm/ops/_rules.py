@@ -55,6 +55,7 @@ class WorkspaceSpec:
       capacity_bytes: Largest padded product `batch * m * n` that fits, in bytes.
       ops: The operations that the workspace was made for.
       no_multicast: Per group, why it has no multicast; None where it has.
+      sm_margin: Multiprocessors of each GPU that the kernels leave free.
     """
 
     name: str
@@ -65,6 +66,7 @@ class WorkspaceSpec:
     ops: tuple[Op, ...]
     no_multicast: tuple[str | None, ...]
     capability: str = ""
+    sm_margin: int = 0
 
     @property
     def world_size(self) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from fake_cuda.launch import NOTHING, FakeMachine
+from fake_cuda.launch import NOTHING, FakeMachine, machine_of_process
 from hub import Hub
 
 # The launcher of processes that JAX joins.
@@ -15,10 +15,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "host"))
 
 
 @pytest.fixture(scope="session")
-def shared_machine() -> Iterator[FakeMachine]:
-    made = FakeMachine()
-    yield made
-    made.close()
+def shared_machine() -> FakeMachine:
+    return machine_of_process()
 
 
 @pytest.fixture

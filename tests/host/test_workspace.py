@@ -71,6 +71,16 @@ def test_equality_is_by_facts(mesh8, mesh_of, cpus, open_workspace):
     )
 
 
+def test_sm_margin_is_a_fact_without_effect_here(mesh8, bits, open_workspace):
+    workspace = open_workspace(mesh8, sm_margin=5000, **SIZES)
+    assert "sm_margin=5000" in repr(workspace)
+    assert workspace.spec.sm_margin == 5000
+    np.testing.assert_array_equal(
+        program(mesh8, workspace)(*bits), np.full((16, 8), 255.0)
+    )
+    assert "sm_margin" not in repr(open_workspace(mesh8, **SIZES))
+
+
 def test_it_is_a_static_pytree_node(mesh8, bits, open_workspace):
     workspace = open_workspace(mesh8, **SIZES)
     assert jax.tree.leaves({"w": workspace}) == []
@@ -237,6 +247,8 @@ def test_calls_counts_per_path_group_and_rank(mesh_of, open_workspace):
         ({"multicast": "yes"}, SymmValueError, "multicast: got 'yes'"),
         ({"name": ""}, SymmValueError, "name: got ''"),
         ({"timeout_s": 0}, SymmValueError, "timeout_s: got 0"),
+        ({"sm_margin": -1}, SymmValueError, "sm_margin: got -1, expected an integer"),
+        ({"sm_margin": 1.5}, SymmValueError, "sm_margin: got 1.5"),
         ({"timeout_s": "1"}, SymmValueError, "timeout_s: got '1'"),
     ],
 )

@@ -44,6 +44,12 @@ def test_large_calls_are_fused():
     assert chosen.config["link_us"] > 0
 
 
+def test_the_margin_is_taken_off_the_grid():
+    assert plan().config["tile"].endswith("ctas=132")
+    spared = plan(spec=dataclasses.replace(SPEC, sm_margin=20))
+    assert spared.config["tile"].endswith("ctas=112")
+
+
 def test_small_calls_are_left_to_xla():
     chosen = plan(m=64)
     assert (chosen.path, chosen.can_run, chosen.should_run) == ("xla", True, False)

@@ -11,7 +11,15 @@ from . import model
 from .model import DriverError, Machine, Memory, Multicast, Process, require
 from .wire import Answer, Request
 
-_ATTRIBUTES = {102: "vmm", 103: "posix_fd", 128: "fabric", 132: "multicast"}
+_ATTRIBUTES = {
+    16: "multiprocessors",
+    75: "major",
+    76: "minor",
+    102: "vmm",
+    103: "posix_fd",
+    128: "fabric",
+    132: "multicast",
+}
 _READ_WRITE = 3
 
 CALLS: dict[str, Callable[[Machine, Process, Request], Answer]] = {}
@@ -43,6 +51,9 @@ def cuDeviceGetAttribute(machine, process, request):
     gpu = process.gpu(request.args[1])
     config = machine.config
     value = {
+        "multiprocessors": config.multiprocessors,
+        "major": config.capability[0],
+        "minor": config.capability[1],
         "vmm": True,
         "posix_fd": config.posix_fd_attribute,
         "fabric": config.fabric_attribute,
@@ -212,6 +223,28 @@ def _touch(machine, process, request):
 
 for _name in ("cuMemsetD8", "cuMemcpyDtoH", "cuMemcpyHtoD"):
     CALLS[_name] = _touch
+
+
+def _accept(machine, process, request):
+    return Answer()
+
+
+for _name in (
+    "cuLibraryLoadData",
+    "cuLibraryUnload",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+):
+    CALLS[_name] = _accept
+
+
+@_call
+def cuLaunchKernelEx(machine, process, request):
+    rank, grid, cluster, threads = request.args[:4]
+    name = request.data.rstrip(b"\0").decode()
+    require(grid > 0 and grid % cluster == 0 and threads % 32 == 0)
+    machine.launches.append(model.Launch(name, rank, grid, cluster))
+    return Answer()
 
 
 @_call

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "driver/driver_abi.h"
+#include "fake_launch.h"
 
 namespace {
 
@@ -175,6 +176,16 @@ int Ordinal(Context context) {
 void* Pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
+
+Result Report(const char* call) { return Ask(call); }
+
+Result ReportLaunch(uint32_t rank, const LaunchConfig& config, const char* kernel) {
+  const unsigned cluster = config.num_attributes > 0 ? config.attributes[0].value.cluster.x : 1;
+  Request request = MakeRequest("cuLaunchKernelEx", rank, config.grid_x, cluster, config.block_x);
+  std::strncpy(request.data, kernel, sizeof(request.data) - 1);
+  Answer answer;
+  return Send(request, &answer);
+}
 
 extern "C" {
 
@@ -423,6 +434,21 @@ Result cuGetProcAddress_v2(const char* symbol, void** function, int, uint64_t, i
       FAKE_CUDA_SYMBOL(cuMemMap, 10020),
       FAKE_CUDA_SYMBOL(cuMemUnmap, 10020),
       FAKE_CUDA_SYMBOL(cuMemSetAccess, 10020),
+      FAKE_CUDA_SYMBOL(cuLibraryLoadData, 12000),
+      FAKE_CUDA_SYMBOL(cuLibraryUnload, 12000),
+      FAKE_CUDA_SYMBOL(cuLibraryGetKernel, 12000),
+      FAKE_CUDA_SYMBOL(cuKernelGetFunction, 12000),
+      FAKE_CUDA_SYMBOL(cuKernelSetAttribute, 12000),
+      FAKE_CUDA_SYMBOL(cuTensorMapEncodeTiled, 12000),
+      FAKE_CUDA_SYMBOL(cuLaunchKernelEx, 11060),
+      FAKE_CUDA_SYMBOL(cuMemHostAlloc, 2020),
+      FAKE_CUDA_SYMBOL(cuMemFreeHost, 2000),
+      FAKE_CUDA_SYMBOL_V2(cuMemHostGetDevicePointer, 3020),
+      FAKE_CUDA_SYMBOL(cuEventCreate, 2000),
+      FAKE_CUDA_SYMBOL_V2(cuEventDestroy, 4000),
+      FAKE_CUDA_SYMBOL(cuEventRecord, 2000),
+      FAKE_CUDA_SYMBOL(cuEventQuery, 2000),
+      FAKE_CUDA_SYMBOL(cuStreamWaitEvent, 3020),
       FAKE_CUDA_SYMBOL(cuMulticastGetGranularity, 12010),
       FAKE_CUDA_SYMBOL(cuMulticastCreate, 12010),
       FAKE_CUDA_SYMBOL(cuMulticastAddDevice, 12010),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import pathlib
@@ -23,10 +24,14 @@ NOTHING = dict.fromkeys(
 @functools.cache
 def library() -> pathlib.Path:
     """The shared library, built when its sources are newer."""
-    source = _HERE / "fake_cuda.cc"
-    abi = _REPOSITORY / "ffi/driver/driver_abi.h"
+    sources = [_HERE / "fake_cuda.cc", _HERE / "fake_launch.cc"]
+    headers = [
+        _HERE / "fake_launch.h",
+        _REPOSITORY / "ffi/driver/driver_abi.h",
+        *(_REPOSITORY / "ffi/kernels/layout").glob("*.h"),
+    ]
     built = _HERE / "build/libfake_cuda.so"
-    newest = max(source.stat().st_mtime, abi.stat().st_mtime)
+    newest = max(path.stat().st_mtime for path in (*sources, *headers))
     if built.exists() and built.stat().st_mtime > newest:
         return built
     built.parent.mkdir(exist_ok=True)
@@ -35,9 +40,9 @@ def library() -> pathlib.Path:
     subprocess.run(
         [
             os.environ.get("CXX", "g++"),
-            *("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"),
+            *("-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"),
             f"-I{_REPOSITORY / 'ffi'}",
-            str(source),
+            *map(str, sources),
             *("-o", str(temporary)),
         ],
         check=True,
@@ -88,3 +93,11 @@ class FakeMachine:
         assert self._server.stdout is not None
         self._server.stdout.close()
         self._directory.cleanup()
+
+
+@functools.cache
+def machine_of_process() -> FakeMachine:
+    """The machine of this process: the library in it connects to one and no other."""
+    machine = FakeMachine()
+    atexit.register(machine.close)
+    return machine

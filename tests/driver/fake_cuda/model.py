@@ -56,6 +56,8 @@ class Config:
     fabric_attribute: bool = True
     fabric_channel: bool = True
     peer_access: tuple[tuple[int, int], ...] | None = None
+    multiprocessors: int = 132
+    capability: tuple[int, int] = (9, 0)
     pool_size: int = 128
     #: What the fabric manager answers when a team is complete, and how late. None: never.
     fabric_manager: int | None = 0
@@ -124,6 +126,16 @@ class Mapping:
     access: set[int] = dataclasses.field(default_factory=set)
 
 
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A kernel launch: `grid` CTAs in clusters of `cluster`."""
+
+    kernel: str
+    rank: int
+    grid: int
+    cluster: int
+
+
 class Process:
     """A process that loaded the driver."""
 
@@ -169,6 +181,7 @@ class Machine:
         self.slots_in_use = 0
         self.slots_ever = 0
         self.violations: list[str] = []
+        self.launches: list[Launch] = []
 
     # References.
 

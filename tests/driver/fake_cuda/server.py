@@ -251,6 +251,7 @@ class Control:
         server.faults = [Fault(*fault) for fault in faults]
         server.trace.clear()
         server.made.clear()
+        server.machine.launches.clear()
         server.premature_waits = 0
 
     def counts(self) -> dict[str, int]:
@@ -265,6 +266,7 @@ class Control:
             "premature_waits": server.premature_waits,
             "violations": list(server.machine.violations),
             "slots_ever": server.machine.slots_ever,
+            "launches": [dataclasses.astuple(one) for one in server.machine.launches],
             "hung": len(server.hung),
             "processes": [p.tag for p in server.machine.processes],
         }

@@ -362,10 +362,12 @@ def different_arguments_are_one_error_everywhere():
             {"max_m": 8 + jax.process_index(), "n": 8},
             {"max_m": 8, "n": 8, "name": f"ws-{jax.process_index() % 2}"},
             {"max_m": 8, "n": 8, "timeout_s": 5.0 + jax.process_index()},
+            {"max_m": 8, "n": 8, "sm_margin": jax.process_index()},
         )
     ]
     assert "max_m is 8 in process 0 but 9 in process 1" in texts[0]
     assert "name is 'ws-0' in process 0 but 'ws-1' in process 1" in texts[1]
+    assert "sm_margin is 0 in process 0 but 1 in process 1" in texts[3]
     compare("all_reduce", *shared_axis(), 8, 8)
 
 
