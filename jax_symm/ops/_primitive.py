@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import ManualAxisType
 
 from jax_symm import _native
+from jax_symm._jax_compat import Primitive
 from jax_symm.errors import SymmUnsupportedError
 from jax_symm.group import axis_text
 from jax_symm.ops import _paths, _rules, reference

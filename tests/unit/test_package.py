@@ -89,10 +89,14 @@ def test_only_one_file_names_the_native_module(path):
 
 
 def test_import_starts_nothing():
-    """C37: no backend, no thread, no driver, no native module."""
+    """C37: no backend, no thread, no driver, no native module; nothing but itself."""
     program = """
 import sys, threading
-import jax, jax_symm
+import jax
+before = set(sys.modules)
+import jax_symm
+others = {m for m in set(sys.modules) - before if not m.startswith("jax_symm")}
+assert not others, f"jax_symm imports what jax had not yet: {sorted(others)}"
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 assert threading.active_count() == 1, threading.enumerate()
@@ -101,3 +105,9 @@ libraries = open("/proc/self/maps").read()
 assert "libcuda" not in libraries
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_class_of_primitives_is_the_supported_one():
+    from jax.extend import core
+
+    assert jax_symm._jax_compat.Primitive is core.Primitive

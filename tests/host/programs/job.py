@@ -4,6 +4,7 @@ import os
 import time
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import oracle
