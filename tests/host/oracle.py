@@ -1,4 +1,7 @@
-"""What the operations must give, in numpy float64, and how the tests run them."""
+"""What the operations must give, in numpy float64, and how the tests run them.
+
+Operands are numpy arrays: one made by JAX compiles a program for each new shape.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +81,7 @@ def host_calls(workspace):
 
 def small_integers(rng, shape, dtype, bound=1):
     """Integers whose products sum without rounding in any of the dtypes."""
-    return jnp.asarray(rng.integers(-bound, bound + 1, shape), dtype)
+    return rng.integers(-bound, bound + 1, shape).astype(dtype)
 
 
 def rank_bits(world_size, m, n, dtype, k_local=4):
@@ -87,4 +90,4 @@ def rank_bits(world_size, m, n, dtype, k_local=4):
     x[:, ::k_local] = 1
     bits = 2.0 ** np.arange(world_size)
     w = np.repeat(bits, k_local)[:, None] * np.ones((1, n))
-    return jnp.asarray(x, dtype), jnp.asarray(w, dtype)
+    return x.astype(dtype), w.astype(dtype)
