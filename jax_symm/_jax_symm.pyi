@@ -257,7 +257,7 @@ def open_cuda_workspace(backend: CudaBackend, name: str, nonce: int, timeout_ns:
 def cuda_workspace_nbytes(world_size: int, capacity_bytes: int, all_reduce: bool) -> int:
     """Bytes of symmetric memory that a workspace needs per rank."""
 
-def plan_cuda_call(architecture: str, op: str, dtype: str, out_dtype: str, w_layout: str, ranks: int, batch: int, rows: int, shard_rows: int, n: int, k: int, multicast: bool, capacity_bytes: int, multiprocessors: int) -> dict:
+def plan_cuda_call(architecture: str, op: str, dtype: str, out_dtype: str, w_layout: str, ranks: int, batch: int, rows: int, shard_rows: int, n: int, k: int, multicast: bool, capacity_bytes: int, multiprocessors: int, path: str = 'auto') -> dict:
     """
     Whether a fused kernel can and should run a call, which one, and why. From its arguments alone.
     """

@@ -74,7 +74,7 @@ Reducer ChooseReducer(const GemmProblem& problem, bool multicast_agreed) {
   return fewer ? Reducer::kMulticast : Reducer::kPush;
 }
 
-Advice Advise(const GemmProblem& problem, bool multicast_agreed, const DeviceRates& rates) {
+Advice Advise(const GemmProblem& problem, Reducer reducer, const DeviceRates& rates) {
   const std::string unsupported = WhyNotSupported(problem);
   if (!unsupported.empty()) return {false, false, unsupported};
   if (problem.ranks == 1) return {true, false, "the axis has one rank: there is nothing to fuse"};
@@ -83,7 +83,6 @@ Advice Advise(const GemmProblem& problem, bool multicast_agreed, const DeviceRat
             StrCat("m = ", problem.m(), " is below ", kMinFusedRows,
                    ": low-latency collectives are faster")};
   }
-  const Reducer reducer = ChooseReducer(problem, multicast_agreed);
   const double fused = EstimateFused(problem, reducer, rates).total_seconds;
   const double unfused = EstimateUnfused(problem, rates).total_seconds;
   const std::string numbers = StrCat("predicted ", fused * 1e6, " us fused, ", unfused * 1e6,

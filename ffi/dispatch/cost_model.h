@@ -53,6 +53,7 @@ struct Advice {
   bool should_run = false;  // fused is predicted to be the faster one
   std::string reason;
 };
-Advice Advise(const GemmProblem& problem, bool multicast_agreed, const DeviceRates& rates);
+/// About running `problem` with `reducer`.
+Advice Advise(const GemmProblem& problem, Reducer reducer, const DeviceRates& rates);
 
 }  // namespace jax_symm

@@ -3,27 +3,12 @@
 #include <cstring>
 #include <utility>
 
+#include "dispatch/call_hash.h"
 #include "dispatch/config_choice.h"
 #include "dispatch/cost_model.h"
 
 namespace jax_symm {
 namespace {
-
-/// Makes a context current for as long as it lives.
-class CurrentContext {
- public:
-  CurrentContext(const driver::Api& api, driver::Context context) : api_(api) {
-    api_.cuCtxGetCurrent.function(&previous_);
-    if (previous_ != context) api_.cuCtxSetCurrent.function(context);
-  }
-  ~CurrentContext() { api_.cuCtxSetCurrent.function(previous_); }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
- private:
-  const driver::Api& api_;
-  driver::Context previous_ = nullptr;
-};
 
 const char* AwaitedName(Awaited awaited) {
   switch (awaited) {
@@ -54,7 +39,8 @@ Status CudaRank::Prepare() {
   const int device = options_.device_ordinal;
   const std::string detail = StrCat("opening workspace '", options_.workspace, "' on GPU ", device);
   JAX_SYMM_ASSIGN_OR_RETURN(context_, PrimaryContext::Retain(api_, device));
-  const CurrentContext current(*api_, context_->get());
+  ScopedContext current(*api_);
+  JAX_SYMM_RETURN_IF_ERROR(current.Enter(context_->get()));
   driver::Device handle = 0;
   int multiprocessors = 0;
   JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api_, api_->cuDeviceGet, detail, &handle, device));
@@ -99,8 +85,9 @@ Status CudaRank::Launch(const CudaCall& call, driver::Stream stream) {
   const GemmConfig config = ChooseConfig(library_->arch(), call.problem, reducer, max_ctas_);
   JAX_SYMM_ASSIGN_OR_RETURN(
       const KernelParams params,
-      MakeKernelParams(call.problem, config, memory_, call.buffers, call.call));
-  const CurrentContext current(*api_, context_->get());
+      MakeKernelParams(call.problem, config, memory_, call.buffers, HashLaunch(call.call, config)));
+  ScopedContext current(*api_);
+  JAX_SYMM_RETURN_IF_ERROR(current.Enter(context_->get()));
   std::lock_guard<std::mutex> lock(mutex_);
   JAX_SYMM_RETURN_IF_ERROR(Fault());
   const std::string detail = StrCat("launching on workspace '", options_.workspace, "'");
@@ -135,7 +122,8 @@ Status CudaRank::Fault() const {
   switch (verdict.kind) {
     case FaultKind::kTimeout:
       return DeadlineExceeded(where, Label(verdict.blamed), " did not come within ",
-                              options_.timeout.count() / 1000000000, " s", observed, after);
+                              std::chrono::duration<double>(options_.timeout).count(), " s",
+                              observed, after);
     case FaultKind::kOtherCall:
       return FailedPrecondition(
           where, Label(verdict.blamed), " made another call than ", Label(verdict.reporter),
@@ -158,9 +146,15 @@ void CudaRank::Abort(uint32_t lost_rank) {
 }
 
 bool CudaRank::Idle() const {
-  if (!launched_) return true;
-  const CurrentContext current(*api_, context_->get());
-  return api_->cuEventQuery.function(last_launch_) == driver::kSuccess;
+  if (!launched_ || !api_->Usable()) return true;
+  ScopedContext current(*api_);
+  if (!current.Enter(context_->get()).ok()) return true;
+  return api_->cuEventQuery.function(last_launch_) != driver::kNotReady;
+}
+
+void CudaRank::ReleaseMemory() {
+  options_.mappings.clear();
+  memory_.workspaces.clear();
 }
 
 std::string CudaRank::Label(uint32_t rank) const {
@@ -169,7 +163,8 @@ std::string CudaRank::Label(uint32_t rank) const {
 
 CudaRank::~CudaRank() {
   if (!api_->Usable() || context_ == nullptr) return;
-  const CurrentContext current(*api_, context_->get());
+  ScopedContext current(*api_);
+  if (!current.Enter(context_->get()).ok()) return;
   if (last_launch_ != nullptr) api_->cuEventDestroy.function(last_launch_);
   if (pinned_ != nullptr) api_->cuMemFreeHost.function(pinned_);
 }

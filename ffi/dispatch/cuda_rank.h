@@ -13,7 +13,8 @@
 #include "base/status.h"
 #include "dispatch/kernel_library.h"
 #include "dispatch/launch.h"
-#include "memory/cuda_backend.h"
+#include "memory/memory_backend.h"
+#include "memory/primary_context.h"
 
 namespace jax_symm {
 
@@ -32,7 +33,7 @@ struct CudaRankOptions {
   uint32_t sm_margin = 0;  // multiprocessors left to others, the same on every rank
 };
 
-/// A call as the handler has it. `call` is the hash that every rank must have alike.
+/// A call as the handler has it. `call` is HashCall, which every rank must have alike.
 struct CudaCall {
   GemmProblem problem;
   std::optional<Reducer> reducer;  // none: by what the ranks agreed on
@@ -57,8 +58,10 @@ class CudaRank {
   Status Fault() const;
   /// Makes running launches end because `lost_rank` will not come.
   void Abort(uint32_t lost_rank);
-  /// Whether the last launch has ended.
+  /// Whether the last launch has ended; an error of the device ends it too.
   bool Idle() const;
+  /// Drops the memory of the ranks. The rank is idle, and there are no more launches.
+  void ReleaseMemory();
 
   int group() const { return options_.group; }
   int rank() const { return static_cast<int>(options_.rank); }
@@ -81,7 +84,7 @@ class CudaRank {
 
   std::shared_ptr<KernelLibrary> library_;
   std::shared_ptr<const driver::Api> api_;
-  const CudaRankOptions options_;
+  CudaRankOptions options_;
   std::unique_ptr<PrimaryContext> context_;
   uint32_t max_ctas_ = 0;
   Pinned* pinned_ = nullptr;

@@ -5,10 +5,17 @@
 #include <thread>
 #include <utility>
 
+#include "base/scope_guard.h"
 #include "dispatch/config_choice.h"
+#include "memory/ledger.h"
 
 namespace jax_symm {
 namespace {
+
+constexpr uint64_t kMaxCapacityBytes = uint64_t{1} << 46;  // no sum in a layout overflows
+
+/// What launches get to end once they have been made to fail.
+constexpr std::chrono::seconds kAbortGrace{5};
 
 std::atomic<int64_t> g_generations{0};
 
@@ -47,12 +54,21 @@ StatusOr<std::shared_ptr<KernelLibrary>> SharedLibrary(std::shared_ptr<const dri
 
 }  // namespace
 
-uint64_t CudaWorkspaceBytes(int world_size, uint64_t capacity_bytes, bool all_reduce) {
+StatusOr<uint64_t> CudaWorkspaceBytes(int world_size, uint64_t capacity_bytes, bool all_reduce) {
+  if (world_size < 1 || world_size > static_cast<int>(kMaxRanks)) {
+    return InvalidArgument("CUDA workspace: got ", world_size, " ranks, expected 1 to ", kMaxRanks);
+  }
+  if (capacity_bytes > kMaxCapacityBytes) {
+    return InvalidArgument("CUDA workspace: got a capacity of ", capacity_bytes,
+                           " bytes, expected at most ", kMaxCapacityBytes);
+  }
   return LayOut(CapacityFor(static_cast<uint32_t>(world_size), capacity_bytes, all_reduce)).nbytes;
 }
 
 CudaWorkspace::CudaWorkspace(CudaWorkspaceOptions options)
-    : options_(std::move(options)), generation_(++g_generations) {}
+    : options_(std::move(options)),
+      generation_(++g_generations),
+      gate_(options_.name, options_.timeout) {}
 
 StatusOr<std::shared_ptr<CudaWorkspace>> CudaWorkspace::Open(std::shared_ptr<const driver::Api> api,
                                                              CudaWorkspaceOptions options) {
@@ -63,7 +79,7 @@ StatusOr<std::shared_ptr<CudaWorkspace>> CudaWorkspace::Open(std::shared_ptr<con
 }
 
 Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
-  for (const CudaLocalRank& local : options_.locals) {
+  for (CudaLocalRank& local : options_.locals) {
     JAX_SYMM_ASSIGN_OR_RETURN(const std::shared_ptr<KernelLibrary> library,
                               SharedLibrary(api, local.device_ordinal));
     if (local.mappings.size() != static_cast<size_t>(options_.world_size)) {
@@ -77,77 +93,87 @@ Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
                                               .group = local.group,
                                               .rank = static_cast<uint32_t>(local.rank),
                                               .labels = options_.rank_labels[local.group],
-                                              .mappings = local.mappings,
+                                              .mappings = std::move(local.mappings),
                                               .multicast = local.multicast,
                                               .capacity = CapacityOf(options_),
                                               .timeout = options_.timeout,
                                               .sm_margin = options_.sm_margin}));
+    ++local_ranks_[local.group];
   }
   return OkStatus();
 }
 
-Status CudaWorkspace::Submit(int device_ordinal, int64_t axis_size, const void* site, CudaCall call,
-                             driver::Stream stream) {
+/// Equal on every rank of a call, so these errors fail no workspace.
+Status CudaWorkspace::CheckCall(int64_t axis_size, const GemmProblem& problem) const {
   if (axis_size != options_.world_size) {
-    return FailedPrecondition("workspace '", options_.name, "' has ", options_.world_size,
-                              " ranks, the call was compiled for ", axis_size);
+    return FailedPrecondition(Describe(problem), ": axis '", options_.axis, "' has ", axis_size,
+                              " devices in the program, but ", options_.world_size,
+                              " in workspace '", options_.name,
+                              "'; open a workspace over the mesh of the program");
   }
-  const auto found = ranks_.find(device_ordinal);
-  if (found == ranks_.end()) {
-    return FailedPrecondition("workspace '", options_.name, "' was not made for GPU ",
-                              device_ordinal, " of this process");
+  if (problem.collective == Collective::kAllReduce && !options_.all_reduce) {
+    return FailedPrecondition(Describe(problem), ": workspace '", options_.name,
+                              "' was opened without all_reduce; add it to ops");
   }
-  JAX_SYMM_RETURN_IF_ERROR(Meet(site));
-  return found->second->Launch(call, stream);
+  return OkStatus();
 }
 
-Status CudaWorkspace::Meet(const void* site) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (closed_) {
-    return FailedPrecondition("workspace '", options_.name, "' is closed");
+Status CudaWorkspace::Submit(int device_ordinal, int64_t axis_size, int64_t site,
+                             const CudaCall& call, driver::Stream stream) {
+  JAX_SYMM_RETURN_IF_ERROR(CheckCall(axis_size, call.problem));
+  const auto found = ranks_.find(device_ordinal);
+  if (found == ranks_.end()) {
+    // The devices that are the workspace's would wait for those that are not.
+    gate_.Fail(FailedPrecondition(
+        "GPU ", device_ordinal, " of this process runs a call on workspace '", options_.name,
+        "', whose mesh does not have this device; run the program on the mesh that the workspace ",
+        "was opened with"));
+    return gate_.fault();
   }
-  if (ranks_.size() == 1 || known_sites_.contains(site)) return OkStatus();
-  if (++arrivals_[site] == ranks_.size()) {
-    known_sites_.insert(site);
-    arrivals_.erase(site);
-    met_.notify_all();
-    return OkStatus();
-  }
-  if (met_.wait_for(lock, options_.timeout, [&] { return known_sites_.contains(site); })) {
-    return OkStatus();
-  }
-  --arrivals_[site];
-  return DeadlineExceeded("workspace '", options_.name, "': only ", arrivals_[site] + 1, " of ",
-                          ranks_.size(), " local devices began a program's first run");
+  CudaRank& rank = *found->second;
+  JAX_SYMM_RETURN_IF_ERROR(gate_.Enter(site, rank.group(), local_ranks_.at(rank.group())));
+  const ScopeGuard leave([this] { gate_.Leave(); });
+  return rank.Launch(call, stream);
 }
 
 Status CudaWorkspace::Close(std::chrono::nanoseconds timeout) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) return OkStatus();
-    closed_ = true;
-  }
+  if (!gate_.Close()) return OkStatus();
   Registry::Get().Remove(options_.name, this);
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  while (!Idle() && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  const auto deadline = CallGate::Clock::now() + timeout;
+  const auto ended = [&](CallGate::Clock::time_point until) {
+    if (!gate_.Drain(until)) return false;
+    while (!Idle() && CallGate::Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return Idle();
+  };
+  if (ended(deadline)) {
+    ReleaseMemory();
+    return OkStatus();
   }
-  if (Idle()) return OkStatus();
   for (const auto& [ordinal, rank] : ranks_) rank->Abort(static_cast<uint32_t>(rank->rank()));
+  if (ended(CallGate::Clock::now() + kAbortGrace)) ReleaseMemory();
   return DeadlineExceeded("workspace '", options_.name, "': launches had not ended ",
                           std::chrono::duration<double>(timeout).count(),
                           " s after close(); they were made to fail");
 }
 
 void CudaWorkspace::Abandon(std::shared_ptr<CudaWorkspace> workspace) {
-  {
-    std::lock_guard<std::mutex> lock(workspace->mutex_);
-    workspace->closed_ = true;
-  }
+  if (!workspace->gate_.Close()) return;
   Registry::Get().Remove(workspace->options_.name, workspace.get());
-  if (workspace->Idle()) return;
-  // Nothing may be unmapped under a running kernel, and nobody will tell when it has ended.
-  new std::shared_ptr<CudaWorkspace>(std::move(workspace));
+  jax_symm::Abandon(std::move(workspace));
+}
+
+void CudaWorkspace::ReleaseMemory() {
+  for (const auto& [ordinal, rank] : ranks_) rank->ReleaseMemory();
+}
+
+CudaWorkspace::~CudaWorkspace() {
+  if (Idle()) return;
+  Kept kept;
+  for (auto& [ordinal, rank] : ranks_) kept.push_back(std::shared_ptr<CudaRank>(std::move(rank)));
+  Quarantine(StrCat("workspace '", options_.name, "' was dropped while launches ran; its memory"),
+             std::move(kept));
 }
 
 bool CudaWorkspace::Idle() const {
@@ -164,7 +190,7 @@ Status CudaWorkspace::Check() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return lost_.empty() ? fault : Status(fault.code(), StrCat(fault.message(), "; ", lost_));
   }
-  return OkStatus();
+  return gate_.fault();
 }
 
 void CudaWorkspace::Abort(int group, int rank, const std::string& message) {
@@ -172,6 +198,8 @@ void CudaWorkspace::Abort(int group, int rank, const std::string& message) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (lost_.empty()) lost_ = message;
   }
+  gate_.Fail(MakeStatus(StatusCode::kAborted, "workspace '", options_.name, "': ", message,
+                        "; close it and open another over the ranks that are left"));
   for (const auto& [ordinal, local] : ranks_) {
     if (local->group() == group) local->Abort(static_cast<uint32_t>(rank));
   }
@@ -185,11 +213,6 @@ std::vector<CallCount> CudaWorkspace::Calls() const {
     counts.push_back({"multicast", rank->group(), rank->rank(), rank->calls(Reducer::kMulticast)});
   }
   return counts;
-}
-
-bool CudaWorkspace::closed() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return closed_;
 }
 
 }  // namespace jax_symm

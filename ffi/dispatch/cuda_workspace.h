@@ -2,15 +2,14 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "dispatch/call_gate.h"
 #include "dispatch/cuda_rank.h"
 #include "runtime/host_workspace.h"
 #include "runtime/workspace_registry.h"
@@ -39,7 +38,7 @@ struct CudaWorkspaceOptions {
 };
 
 /// Bytes of symmetric memory per rank. Depends on its arguments alone, hence equal on all ranks.
-uint64_t CudaWorkspaceBytes(int world_size, uint64_t capacity_bytes, bool all_reduce);
+StatusOr<uint64_t> CudaWorkspaceBytes(int world_size, uint64_t capacity_bytes, bool all_reduce);
 
 class CudaWorkspace {
  public:
@@ -48,44 +47,46 @@ class CudaWorkspace {
   static StatusOr<std::shared_ptr<CudaWorkspace>> Open(std::shared_ptr<const driver::Api> api,
                                                        CudaWorkspaceOptions options);
 
-  /// Enqueues a call of the device at `device_ordinal`. `site` is a call site of an executable: on
-  /// its first run all local devices meet here before any launches, since a device that still
-  /// loads code could not make progress while another waits for it.
-  Status Submit(int device_ordinal, int64_t axis_size, const void* site, CudaCall call,
+  /// Leaves memory that launches may still use to the end of the process.
+  ~CudaWorkspace();
+
+  /// Enqueues a call of the device at `device_ordinal`. `site` numbers the call sites of this
+  /// process's executables: on its first run the local devices of a group meet (CallGate).
+  Status Submit(int device_ordinal, int64_t axis_size, int64_t site, const CudaCall& call,
                 driver::Stream stream);
 
-  /// Refuses new calls and waits for the launches; past `timeout` they are made to fail. Local;
-  /// idempotent.
+  /// Refuses new calls, waits for the launches, past `timeout` makes them fail, and lets the memory
+  /// go once they have ended. Local; idempotent.
   Status Close(std::chrono::nanoseconds timeout);
-  /// For finalizers: never waits. Memory that launches may still use is kept for ever.
+  /// For finalizers: never waits and never unmaps. ReleaseAbandoned frees the memory.
   static void Abandon(std::shared_ptr<CudaWorkspace> workspace);
 
+  /// The first fault that a launch or this process has seen.
   Status Check() const;
-  /// Ends the waits for `rank` of `group`, whose process is gone.
+  /// Fails the workspace because `rank` of `group` is lost, and ends the waits for it.
   void Abort(int group, int rank, const std::string& message);
 
   std::vector<CallCount> Calls() const;
   int64_t generation() const { return generation_; }
-  bool closed() const;
+  bool closed() const { return gate_.closed(); }
 
  private:
   using Registry = WorkspaceRegistry<CudaWorkspace>;
 
   explicit CudaWorkspace(CudaWorkspaceOptions options);
   Status OpenRanks(std::shared_ptr<const driver::Api> api);
-  Status Meet(const void* site);
+  Status CheckCall(int64_t axis_size, const GemmProblem& problem) const;
   bool Idle() const;
+  void ReleaseMemory();
 
-  const CudaWorkspaceOptions options_;
+  CudaWorkspaceOptions options_;
   const int64_t generation_;
   std::map<int, std::unique_ptr<CudaRank>> ranks_;  // by device ordinal
+  std::map<int, size_t> local_ranks_;               // how many each group has here
 
+  CallGate gate_;
   mutable std::mutex mutex_;
-  std::condition_variable met_;
-  std::map<const void*, size_t> arrivals_;
-  std::set<const void*> known_sites_;
   std::string lost_;  // what Abort was told
-  bool closed_ = false;
 };
 
 }  // namespace jax_symm

@@ -21,6 +21,7 @@ inline constexpr Result kInvalidContext = 201;
 inline constexpr Result kPeerAccessUnsupported = 217;
 inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kIllegalState = 401;
+inline constexpr Result kNotReady = 600;
 inline constexpr Result kNotPermitted = 800;
 inline constexpr Result kNotSupported = 801;
 inline constexpr Result kSystemNotReady = 802;

@@ -15,31 +15,6 @@ constexpr uint64_t kMaxAlignment = uint64_t{512} << 20;
 // The granularity does not depend on the size, but a size must be given.
 constexpr uint64_t kGranularityProbeBytes = uint64_t{2} << 20;
 
-/// Makes a context current on this thread for a scope, and puts back what was current.
-class ScopedContext {
- public:
-  explicit ScopedContext(const driver::Api& api) : api_(api) {}
-  Status Enter(driver::Context context) {
-    JAX_SYMM_RETURN_IF_ERROR(
-        driver::Call(api_, api_.cuCtxGetCurrent, "saving the current context", &previous_));
-    entered_ = true;
-    return driver::Call(api_, api_.cuCtxSetCurrent, "entering a primary context", context);
-  }
-  ~ScopedContext() {
-    if (entered_ && api_.Usable()) {
-      ReportTeardown(
-          driver::Call(api_, api_.cuCtxSetCurrent, "restoring the current context", previous_));
-    }
-  }
-  ScopedContext(const ScopedContext&) = delete;
-  ScopedContext& operator=(const ScopedContext&) = delete;
-
- private:
-  const driver::Api& api_;
-  driver::Context previous_ = nullptr;
-  bool entered_ = false;
-};
-
 class CudaMapping final : public Mapping {
  public:
   explicit CudaMapping(std::unique_ptr<MappedRange> range) : range_(std::move(range)) {}
@@ -74,24 +49,6 @@ std::string UuidText(const driver::Uuid& uuid) {
 }
 
 }  // namespace
-
-StatusOr<std::unique_ptr<PrimaryContext>> PrimaryContext::Retain(
-    std::shared_ptr<const driver::Api> api, int device) {
-  driver::Context context = nullptr;
-  JAX_SYMM_RETURN_IF_ERROR(driver::Call(*api, api->cuDevicePrimaryCtxRetain,
-                                        StrCat("for GPU ", device), &context, device));
-  return std::unique_ptr<PrimaryContext>(new PrimaryContext(std::move(api), device, context));
-}
-
-PrimaryContext::PrimaryContext(std::shared_ptr<const driver::Api> api, int device,
-                               driver::Context context)
-    : api_(std::move(api)), device_(device), context_(context) {}
-
-PrimaryContext::~PrimaryContext() {
-  if (!api_->Usable()) return;
-  ReportTeardown(
-      driver::Call(*api_, api_->cuDevicePrimaryCtxRelease, StrCat("for GPU ", device_), device_));
-}
 
 StatusOr<std::shared_ptr<CudaBackend>> CudaBackend::Create(std::shared_ptr<const driver::Api> api) {
   int count = 0;

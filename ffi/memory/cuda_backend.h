@@ -7,26 +7,9 @@
 
 #include "driver/driver_api.h"
 #include "memory/memory_backend.h"
+#include "memory/primary_context.h"
 
 namespace jax_symm {
-
-/// The primary context of a device, retained: the one that JAX uses.
-class PrimaryContext {
- public:
-  static StatusOr<std::unique_ptr<PrimaryContext>> Retain(std::shared_ptr<const driver::Api> api,
-                                                          int device);
-  ~PrimaryContext();
-  PrimaryContext(const PrimaryContext&) = delete;
-  PrimaryContext& operator=(const PrimaryContext&) = delete;
-  driver::Context get() const { return context_; }
-
- private:
-  PrimaryContext(std::shared_ptr<const driver::Api> api, int device, driver::Context context);
-
-  std::shared_ptr<const driver::Api> api_;
-  int device_;
-  driver::Context context_;
-};
 
 /// Thread-safe. Every verb may be called from any thread.
 class CudaBackend final : public MemoryBackend {

@@ -116,7 +116,7 @@ void Submit(const NativeCudaWorkspace& workspace, int device_ordinal, const Gemm
             uint64_t axis_index, uint32_t call, uint64_t stream) {
   const std::string unsupported = WhyNotSupported(problem);
   if (!unsupported.empty()) throw StatusError(Unimplemented(Describe(problem), ": ", unsupported));
-  ThrowIfError(workspace.get().Submit(device_ordinal, problem.ranks, /*site=*/nullptr,
+  ThrowIfError(workspace.get().Submit(device_ordinal, problem.ranks, /*site=*/0,
                                       {.problem = problem,
                                        .reducer = ValueOrThrow(ReducerNamed(reducer)),
                                        .buffers = {x, w, output, axis_index},
@@ -169,21 +169,29 @@ void BindWorkspace(nb::module_& module) {
              nb::arg("capacity_bytes"), nb::arg("all_reduce"), nb::arg("axis"),
              nb::arg("rank_labels"), nb::arg("locals"), nb::arg("sm_margin") = 0, NoGil(),
              "Loads the kernels and makes the workspace's name known to programs.");
-  module.def("cuda_workspace_nbytes", &CudaWorkspaceBytes, nb::arg("world_size"),
-             nb::arg("capacity_bytes"), nb::arg("all_reduce"),
-             "Bytes of symmetric memory that a workspace needs per rank.");
+  module.def(
+      "cuda_workspace_nbytes",
+      [](int world_size, uint64_t capacity_bytes, bool all_reduce) {
+        return ValueOrThrow(CudaWorkspaceBytes(world_size, capacity_bytes, all_reduce));
+      },
+      nb::arg("world_size"), nb::arg("capacity_bytes"), nb::arg("all_reduce"),
+      "Bytes of symmetric memory that a workspace needs per rank.");
 }
 
-nb::dict PlanCall(Arch arch, const GemmProblem& problem, bool multicast, uint64_t capacity_bytes,
+Reducer ReducerOf(const std::string& path, const GemmProblem& problem, bool multicast) {
+  if (path == "peer") return Reducer::kPush;
+  return path == "multicast" ? Reducer::kMulticast : ChooseReducer(problem, multicast);
+}
+
+nb::dict PlanCall(Arch arch, const GemmProblem& problem, Reducer reducer, uint64_t capacity_bytes,
                   uint32_t multiprocessors) {
   const DeviceRates rates = RatesOf(arch);
-  const Advice advice = Advise(problem, multicast, rates);
+  const Advice advice = Advise(problem, reducer, rates);
   nb::dict plan;
   plan["can_run"] = advice.can_run;
   plan["should_run"] = advice.should_run;
   plan["reason"] = advice.reason;
   if (!advice.can_run) return plan;
-  const Reducer reducer = ChooseReducer(problem, multicast);
   const GemmConfig config = ChooseConfig(arch, problem, reducer, multiprocessors);
   const bool all_reduce = problem.collective == Collective::kAllReduce;
   const std::string misfit =
@@ -220,16 +228,16 @@ void BindCudaRuntime(nb::module_& module) {
       [](const std::string& architecture, const std::string& op, const std::string& dtype,
          const std::string& out_dtype, const std::string& w_layout, uint32_t ranks, uint32_t batch,
          uint32_t rows, uint32_t shard_rows, uint32_t n, uint32_t k, bool multicast,
-         uint64_t capacity_bytes, uint32_t multiprocessors) {
-        return PlanCall(
-            ValueOrThrow(ArchNamed(architecture)),
-            MakeProblem(op, dtype, out_dtype, w_layout, ranks, batch, rows, shard_rows, n, k),
-            multicast, capacity_bytes, multiprocessors);
+         uint64_t capacity_bytes, uint32_t multiprocessors, const std::string& path) {
+        const GemmProblem problem =
+            MakeProblem(op, dtype, out_dtype, w_layout, ranks, batch, rows, shard_rows, n, k);
+        return PlanCall(ValueOrThrow(ArchNamed(architecture)), problem,
+                        ReducerOf(path, problem, multicast), capacity_bytes, multiprocessors);
       },
       nb::arg("architecture"), nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"),
       nb::arg("w_layout"), nb::arg("ranks"), nb::arg("batch"), nb::arg("rows"),
       nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"), nb::arg("multicast"),
-      nb::arg("capacity_bytes"), nb::arg("multiprocessors"),
+      nb::arg("capacity_bytes"), nb::arg("multiprocessors"), nb::arg("path") = "auto",
       "Whether a fused kernel can and should run a call, which one, and why. From its arguments "
       "alone.");
   module.def("cuda_kernel_architectures", &KernelArchitectures,

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "xla/host_handlers.h"
+#include "xla/ffi_targets.h"
 
 namespace jax_symm {
 

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "dispatch/call_hash.h"
 #include "dispatch/cuda_workspace.h"
-#include "xla/ffi/api/ffi.h"
-#include "xla/ffi_values.h"
+#include "xla/handlers.h"
 
 namespace jax_symm {
 namespace {
@@ -25,7 +25,8 @@ struct CudaCallSite {
 
   std::string workspace;
   int64_t axis_size = 0;
-  int64_t call_site = 0;
+  int64_t call_site = 0;  // the same in every process
+  int64_t serial = 0;     // of this process
   std::optional<Reducer> reducer;
   GemmProblem problem;  // without the element types, which the buffers bring
 };
@@ -50,6 +51,14 @@ Status ParsePath(std::string_view path, std::optional<Reducer>* reducer) {
   return OkStatus();
 }
 
+Status ParseWeightLayout(std::string_view name, WeightLayout* layout) {
+  if (name != "kn" && name != "nk") {
+    return InvalidArgument("w_layout: got '", std::string(name), "', expected 'kn' or 'nk'");
+  }
+  *layout = name == "kn" ? WeightLayout::kKN : WeightLayout::kNK;
+  return OkStatus();
+}
+
 Status CheckSizes(int64_t axis_size, int64_t batch, int64_t rows, int64_t shard_rows, int64_t n,
                   int64_t k) {
   constexpr int64_t kLimit = int64_t{1} << 31;
@@ -70,35 +79,19 @@ ffi::ErrorOr<std::unique_ptr<CudaCallSite>> Instantiate(
   auto site = std::make_unique<CudaCallSite>();
   Status status = CheckSizes(axis_size, batch, rows, shard_rows, n, k);
   if (status.ok()) status = ParsePath(path, &site->reducer);
+  if (status.ok()) status = ParseWeightLayout(w_layout, &site->problem.weights);
   if (!status.ok()) return ffi::Unexpected(ToFfiError(status));
   site->workspace = std::string(workspace);
   site->axis_size = axis_size;
   site->call_site = call_site;
+  site->serial = NextCallSite();
   site->problem.collective = collective;
-  site->problem.weights = w_layout == "kn" ? WeightLayout::kKN : WeightLayout::kNK;
   site->problem.rows = {static_cast<uint32_t>(batch), static_cast<uint32_t>(rows),
                         static_cast<uint32_t>(shard_rows)};
   site->problem.ranks = static_cast<uint32_t>(axis_size);
   site->problem.n = static_cast<uint32_t>(n);
   site->problem.k = static_cast<uint32_t>(k);
   return site;
-}
-
-/// 24 bits of everything that ranks must agree on: the workspace, the place in the program and the
-/// shape. Which run it is tells the epoch.
-uint32_t CallHash(const CudaCallSite& site, const GemmProblem& problem) {
-  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  const auto add = [&hash](uint64_t value) {
-    for (int i = 0; i < 8; ++i, value >>= 8) hash = (hash ^ (value & 0xff)) * 0x100000001b3u;
-  };
-  add(static_cast<uint64_t>(site.call_site));
-  add(static_cast<uint64_t>(problem.collective) << 32 |
-      (site.reducer.has_value() ? 1 + static_cast<uint64_t>(*site.reducer) : 0));
-  add(static_cast<uint64_t>(problem.element) << 32 | static_cast<uint64_t>(problem.output));
-  add(uint64_t{problem.rows.batch} << 32 | problem.rows.rows_per_batch);
-  add(uint64_t{problem.rows.shard_rows} << 32 | problem.ranks);
-  add(uint64_t{problem.n} << 32 | problem.k);
-  return static_cast<uint32_t>((hash ^ hash >> 24 ^ hash >> 48) & kCallMask);
 }
 
 StatusOr<CudaCall> MakeCall(const CudaCallSite& site, const ffi::AnyBuffer& x,
@@ -123,7 +116,7 @@ StatusOr<CudaCall> MakeCall(const CudaCallSite& site, const ffi::AnyBuffer& x,
   call.buffers = {
       reinterpret_cast<uint64_t>(x.untyped_data()), reinterpret_cast<uint64_t>(w.untyped_data()),
       reinterpret_cast<uint64_t>(output.untyped_data()), reinterpret_cast<uint64_t>(axis_index)};
-  call.call = CallHash(site, p);
+  call.call = HashCall(site.call_site, p);
   return call;
 }
 
@@ -133,7 +126,7 @@ Status Enter(const CudaCallSite& site, void* stream, int32_t device_ordinal,
   JAX_SYMM_ASSIGN_OR_RETURN(const CudaCall call, MakeCall(site, x, w, axis_index, output));
   JAX_SYMM_ASSIGN_OR_RETURN(const std::shared_ptr<CudaWorkspace> workspace,
                             WorkspaceRegistry<CudaWorkspace>::Get().Find(site.workspace));
-  return workspace->Submit(device_ordinal, site.axis_size, &site, call, stream);
+  return workspace->Submit(device_ordinal, site.axis_size, site.serial, call, stream);
 }
 
 ffi::Error Execute(CudaCallSite* site, void* stream, int32_t device_ordinal, ffi::AnyBuffer x,
@@ -142,23 +135,13 @@ ffi::Error Execute(CudaCallSite* site, void* stream, int32_t device_ordinal, ffi
   return ToFfiError(Enter(*site, stream, device_ordinal, x, w, axis_index.untyped_data(), *output));
 }
 
-#define JAX_SYMM_INSTANTIATE_BINDING()     \
-  ffi::Ffi::BindInstantiate()              \
-      .Attr<std::string_view>("workspace") \
-      .Attr<int64_t>("call_site")          \
-      .Attr<int64_t>("axis_size")          \
-      .Attr<int64_t>("batch")              \
-      .Attr<int64_t>("rows")               \
-      .Attr<int64_t>("shard_rows")         \
-      .Attr<int64_t>("n")                  \
-      .Attr<int64_t>("k")                  \
-      .Attr<std::string_view>("w_layout")  \
-      .Attr<std::string_view>("path")
+auto BindCudaCall() {
+  return BindCallAttributes().Attr<std::string_view>("w_layout").Attr<std::string_view>("path");
+}
 
 XLA_FFI_DEFINE_HANDLER(kInstantiateReduceScatter, Instantiate<Collective::kReduceScatter>,
-                       JAX_SYMM_INSTANTIATE_BINDING());
-XLA_FFI_DEFINE_HANDLER(kInstantiateAllReduce, Instantiate<Collective::kAllReduce>,
-                       JAX_SYMM_INSTANTIATE_BINDING());
+                       BindCudaCall());
+XLA_FFI_DEFINE_HANDLER(kInstantiateAllReduce, Instantiate<Collective::kAllReduce>, BindCudaCall());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::State<CudaCallSite>>()
@@ -170,17 +153,10 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                            .Ret<ffi::AnyBuffer>()
                            .Attrs());
 
-#undef JAX_SYMM_INSTANTIATE_BINDING
-
 }  // namespace
 
 std::vector<FfiTarget> CudaFfiTargets() {
-  void* const execute = reinterpret_cast<void*>(kExecute);
-  return {
-      {"jax_symm.gemm_reduce_scatter.v1", reinterpret_cast<void*>(kInstantiateReduceScatter),
-       execute},
-      {"jax_symm.gemm_all_reduce.v1", reinterpret_cast<void*>(kInstantiateAllReduce), execute},
-  };
+  return FfiTargets(kInstantiateReduceScatter, kInstantiateAllReduce, kExecute);
 }
 
 std::vector<FfiType> CudaFfiTypes() {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "xla/host_handlers.h"
+#include "xla/ffi_targets.h"
 
 namespace jax_symm {
 

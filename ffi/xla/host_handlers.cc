@@ -3,7 +3,6 @@
 // when the other ranks have come.
 #include "xla/host_handlers.h"
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,8 +13,7 @@
 
 #include "runtime/host_workspace.h"
 #include "runtime/sum.h"
-#include "xla/ffi/api/ffi.h"
-#include "xla/ffi_values.h"
+#include "xla/handlers.h"
 
 namespace jax_symm {
 namespace {
@@ -37,8 +35,6 @@ struct HostCallSite {
 
 ffi::TypeId HostCallSite::id = {};
 ffi::TypeInfo HostCallSite::info = ffi::MakeTypeInfo<HostCallSite>();
-
-std::atomic<int64_t> g_sites{0};
 
 /// Numbers the call sites of one tag in the order of their instantiation, which is the same for an
 /// executable in every process. How many executables a process has compiled may not be, so each
@@ -84,7 +80,7 @@ ffi::ErrorOr<std::unique_ptr<HostCallSite>> Instantiate(std::string_view workspa
   site->problem = {
       .op = op, .batch = batch, .rows = rows, .shard_rows = shard_rows, .n = n, .k = k};
   if (Status status = CheckSite(*site); !status.ok()) return ffi::Unexpected(ToFfiError(status));
-  site->serial = g_sites.fetch_add(1);
+  site->serial = NextCallSite();
   site->instance = InstanceCounts::Get().Next(site->workspace, call_site);
   return site;
 }
@@ -146,21 +142,10 @@ ffi::Future Execute(HostCallSite* site, ffi::RunId run_id, int32_t device_ordina
   return future;
 }
 
-#define JAX_SYMM_INSTANTIATE_BINDING()     \
-  ffi::Ffi::BindInstantiate()              \
-      .Attr<std::string_view>("workspace") \
-      .Attr<int64_t>("call_site")          \
-      .Attr<int64_t>("axis_size")          \
-      .Attr<int64_t>("batch")              \
-      .Attr<int64_t>("rows")               \
-      .Attr<int64_t>("shard_rows")         \
-      .Attr<int64_t>("n")                  \
-      .Attr<int64_t>("k")
-
 XLA_FFI_DEFINE_HANDLER(kInstantiateReduceScatter, Instantiate<CollectiveOp::kReduceScatter>,
-                       JAX_SYMM_INSTANTIATE_BINDING());
+                       BindCallAttributes());
 XLA_FFI_DEFINE_HANDLER(kInstantiateAllReduce, Instantiate<CollectiveOp::kAllReduce>,
-                       JAX_SYMM_INSTANTIATE_BINDING());
+                       BindCallAttributes());
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::State<HostCallSite>>()
@@ -172,8 +157,6 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                            .Ret<ffi::AnyBuffer>()
                            .Attrs());
 
-#undef JAX_SYMM_INSTANTIATE_BINDING
-
 }  // namespace
 
 void RestartInstances(const std::string& workspace, int64_t call_site) {
@@ -181,12 +164,7 @@ void RestartInstances(const std::string& workspace, int64_t call_site) {
 }
 
 std::vector<FfiTarget> HostFfiTargets() {
-  void* const execute = reinterpret_cast<void*>(kExecute);
-  return {
-      {"jax_symm.gemm_reduce_scatter.v1", reinterpret_cast<void*>(kInstantiateReduceScatter),
-       execute},
-      {"jax_symm.gemm_all_reduce.v1", reinterpret_cast<void*>(kInstantiateAllReduce), execute},
-  };
+  return FfiTargets(kInstantiateReduceScatter, kInstantiateAllReduce, kExecute);
 }
 
 std::vector<FfiType> HostFfiTypes() {

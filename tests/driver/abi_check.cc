@@ -32,6 +32,7 @@ static_assert(kInvalidContext == CUDA_ERROR_INVALID_CONTEXT);
 static_assert(kPeerAccessUnsupported == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 static_assert(kInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
 static_assert(kIllegalState == CUDA_ERROR_ILLEGAL_STATE);
+static_assert(kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(kNotPermitted == CUDA_ERROR_NOT_PERMITTED);
 static_assert(kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kSystemNotReady == CUDA_ERROR_SYSTEM_NOT_READY);

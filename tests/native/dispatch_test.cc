@@ -1,9 +1,12 @@
 // What dispatch chooses: the path by bytes, the SM100 configuration by its rules, and the reasons
 // it gives when no kernel fits.
 #include <cstdint>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "check.h"
+#include "dispatch/call_hash.h"
 #include "dispatch/config_choice.h"
 #include "dispatch/cost_model.h"
 #include "dispatch/sm100_spec.h"
@@ -98,8 +101,36 @@ void TestReasons() {
   problem.element = ElementType::kF32;
   CHECK(WhyNotSupported(problem).find("f32") != std::string::npos);
   const Advice few_rows =
-      Advise(Problem(127, 512, 512, 8, Collective::kAllReduce), true, B200Rates());
+      Advise(Problem(127, 512, 512, 8, Collective::kAllReduce), Reducer::kMulticast, B200Rates());
   CHECK(few_rows.can_run && !few_rows.should_run, few_rows.reason);
+}
+
+/// Ranks that differ in any of this must not take each other's flags for their own.
+void TestCallsAreToldApart() {
+  const GemmProblem base = Problem(1024, 512, 512, 8, Collective::kAllReduce);
+  std::vector<GemmProblem> problems(8, base);
+  problems[1].collective = Collective::kReduceScatter;
+  problems[2].element = ElementType::kF16;
+  problems[3].output = ElementType::kF32;
+  problems[4].rows.batch = 2;
+  problems[5].rows.shard_rows = 256;
+  problems[6].n = 520;
+  problems[7].k = 520;
+  std::set<uint32_t> calls = {HashCall(2, base)};
+  for (const GemmProblem& problem : problems) calls.insert(HashCall(1, problem));
+  CHECK(calls.size() == 9, calls.size());
+
+  const GemmConfig config = ChooseConfig(Arch::kSm90, base, Reducer::kPush, 132);
+  std::vector<GemmConfig> configs(6, config);
+  configs[1].reducer = Reducer::kPull;
+  configs[2].shape.tile_n /= 2;
+  configs[3].shape.cluster = 3 - configs[3].shape.cluster;
+  configs[4].m_groups_per_band += 1;
+  configs[5].arch = Arch::kSm100;
+  std::set<uint32_t> launches = {HashLaunch(2, config)};
+  for (const GemmConfig& one : configs) launches.insert(HashLaunch(1, one));
+  CHECK(launches.size() == 7, launches.size());
+  for (uint32_t hash : launches) CHECK(hash < (1u << 24), hash);
 }
 
 }  // namespace
@@ -111,4 +142,5 @@ int main() {
   jax_symm::TestArchitectures();
   jax_symm::TestReducerByBytes();
   jax_symm::TestReasons();
+  jax_symm::TestCallsAreToldApart();
 }

@@ -8,6 +8,7 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/native/dispatch_test.cc",
+    "ffi/dispatch/call_hash.cc",
     "ffi/dispatch/config_choice.cc",
     "ffi/dispatch/cost_model.cc",
     "ffi/dispatch/gemm_config.cc",
