@@ -241,6 +241,7 @@ Status HostWorkspace::Close(nanoseconds timeout) {
   Registry::Get().Remove(options_.name, this);
   lock.lock();
   groups_.clear();
+  options_.locals.clear();  // with the memory
   return status;
 }
 

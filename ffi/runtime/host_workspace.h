@@ -98,7 +98,7 @@ class HostWorkspace : public std::enable_shared_from_this<HostWorkspace> {
 
   using Registry = WorkspaceRegistry<HostWorkspace>;
 
-  const HostWorkspaceOptions options_;
+  HostWorkspaceOptions options_;
   const int64_t generation_;
   std::map<int64_t, Device> devices_;
 

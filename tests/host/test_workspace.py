@@ -215,9 +215,7 @@ def test_nothing_is_left_mapped_or_open(mesh8):
         workspace = jax_symm.Workspace(mesh8, "tp", max_m=4096, n=64)
         assert mapped_bytes() >= mapped + 8 * workspace.nbytes
         workspace.close()
-        del workspace
-    gc.collect()
-    assert mapped_bytes() <= mapped
+        assert mapped_bytes() <= mapped  # while the object is still there
     assert len(os.listdir("/proc/self/fd")) <= fds
     assert threading.active_count() <= threads + 1
 

@@ -28,14 +28,16 @@ Member Join(int process, const std::vector<UniqueFd>& fds, milliseconds timeout)
     memory.push_back(
         ValueOrDie(backend->Map(ValueOrDie(backend->ImportFd(0, fd.get(), nbytes)), {})));
   }
-  HostWorkspaceOptions options;
-  options.name = "processes";
-  options.axis = "tp";
-  options.timeout = timeout;
-  options.world_size = kWorldSize;
-  options.capacity_bytes = 1 << 16;
-  options.all_reduce = true;
-  options.rank_labels = {{"rank 0", "rank 1", "rank 2", "rank 3"}};
+  HostWorkspaceOptions options = {
+      .name = "processes",
+      .axis = "tp",
+      .timeout = timeout,
+      .world_size = kWorldSize,
+      .capacity_bytes = 1 << 16,
+      .all_reduce = true,
+      .rank_labels = {{"rank 0", "rank 1", "rank 2", "rank 3"}},
+      .locals = {},
+  };
   Member member;
   for (int rank = 0; rank < kWorldSize; ++rank) {
     if (rank * kNumProcesses / kWorldSize != process) continue;
