@@ -44,7 +44,7 @@ def _choose_on_gpu(problem: Problem, spec: WorkspaceSpec, path: Path) -> Plan:
     if path == "xla":
         return Plan("xla", "asked for with path='xla'", can_run=True, should_run=False)
     obstacle = _obstacle(problem, spec, path)
-    native = {} if obstacle else _native_plan(problem, spec)
+    native = {} if obstacle else _native_plan(problem, spec, path)
     if not obstacle and not native["can_run"]:
         obstacle = native["reason"]
     if obstacle:
@@ -86,7 +86,7 @@ def _obstacle(problem: Problem, spec: WorkspaceSpec, path: Path) -> str | None:
     return None
 
 
-def _native_plan(problem: Problem, spec: WorkspaceSpec) -> dict[str, Any]:
+def _native_plan(problem: Problem, spec: WorkspaceSpec, path: Path) -> dict[str, Any]:
     plan: dict[str, Any] = _native.module().plan_cuda_call(
         architecture=_ARCHITECTURES[spec.capability][0],
         op=problem.op,
@@ -102,5 +102,6 @@ def _native_plan(problem: Problem, spec: WorkspaceSpec) -> dict[str, Any]:
         multicast=has_multicast(spec),
         capacity_bytes=spec.capacity_bytes,
         multiprocessors=_ARCHITECTURES[spec.capability][1] - spec.sm_margin,
+        path=path,
     )
     return plan

@@ -223,6 +223,9 @@ def _lower(
     x_aval, w_aval, _ = ctx.avals_in
     problem = _problem(op, x_aval, w_aval, params)
     spec = params["spec"]
+    if spec is not None and params["path"] != "xla":
+        # Again: batching and transposition have made other calls of the user's.
+        _rules.check_workspace(problem, params["axes"], spec)
     plan = _paths.choose(problem, platform, spec, params["path"])
     _rules.require(plan, op, spec)
     if plan.path == "host":

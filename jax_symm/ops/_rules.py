@@ -151,6 +151,17 @@ class Problem:
         padded_rows = self.batch * self.world_size * self.shard_rows
         return padded_rows * self.n * self.dtype.itemsize
 
+    def need_bytes_on(self, platform: str) -> int:
+        """`need_bytes`, and what a wider result takes besides on a platform.
+
+        GPUs exchange the result of an all-reduce in its own dtype, in a second half of
+        the memory that is as large as the first.
+        """
+        if platform not in GPU_PLATFORMS or self.op != "all_reduce":
+            return self.need_bytes
+        result_bytes = math.prod(self.out_shape) * self.out_dtype.itemsize
+        return max(self.need_bytes, ceil_div(self.need_bytes + result_bytes, 2))
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -314,12 +325,13 @@ def check_workspace(
         raise SymmValueError(
             f"{where} was made for ops={spec.ops}; create it with {problem.op!r} in ops"
         )
-    if problem.need_bytes > spec.capacity_bytes:
+    need_bytes = problem.need_bytes_on(spec.platform)
+    if need_bytes > spec.capacity_bytes:
         raise SymmValueError(
             f"{where} is too small: x {problem.x_shape} by n = {problem.n} in "
-            f"{problem.dtype} over {problem.world_size} ranks needs "
-            f"{problem.need_bytes} bytes, it has {spec.capacity_bytes}; create it with "
-            "a larger max_m or n"
+            f"{problem.dtype} -> {problem.out_dtype} over {problem.world_size} ranks "
+            f"needs {need_bytes} bytes, it has {spec.capacity_bytes}; create it with a "
+            "larger max_m or n"
         )
 
 

@@ -97,6 +97,36 @@ def test_a_call_larger_than_the_workspace(op, operands, mesh8, open_workspace):
     np.testing.assert_array_equal(y, np.full((16, 8), 32.0))
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_a_batched_call_larger_than_the_workspace(op, operands, mesh8, open_workspace):
+    """What vmap makes of a call that fits is refused before it runs, too."""
+    x, w = operands
+    workspace = open_workspace(mesh8, max_m=16, n=8, dtype=jnp.float32)
+    call = getattr(jax_symm, f"gemm_{op}")
+    f = jax.shard_map(
+        jax.vmap(lambda x, w: call(x, w, "tp", workspace=workspace), (0, None)),
+        mesh=mesh8,
+        in_specs=(P(None, None, "tp"), P("tp", None)),
+        out_specs=P(None, "tp") if op == "reduce_scatter" else P(),
+    )
+    with pytest.raises(SymmValueError, match="needs 2048 bytes, it has 512"):
+        jax.jit(f).lower(jnp.stack([x] * 4), w)
+
+
+def test_a_transposed_call_larger_than_the_workspace(mesh8, open_workspace):
+    workspace = open_workspace(mesh8, max_m=16, n=8, dtype=jnp.float32)
+    x, w = jnp.ones((16, 64), jnp.float32), jnp.ones((64, 8), jnp.float32)
+    gathered = jax.shard_map(
+        lambda x, w: jax_symm.all_gather_gemm(x, w, "tp", workspace=workspace),
+        mesh=mesh8,
+        in_specs=(P("tp", None), P()),
+        out_specs=P("tp"),
+    )
+    gathered(x, w).block_until_ready()
+    with pytest.raises(SymmValueError, match="needs 4096 bytes, it has 512"):
+        jax.jit(jax.grad(lambda x: gathered(x, w).sum())).lower(x)
+
+
 def test_capacity_is_in_bytes(mesh8, open_workspace):
     workspace = open_workspace(mesh8, max_m=16, n=8, dtype=jnp.float32)
     x, w = jnp.ones((32, 32), jnp.bfloat16), jnp.ones((32, 8), jnp.bfloat16)

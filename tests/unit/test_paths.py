@@ -107,3 +107,32 @@ def test_other_gpus_take_xla(capability):
 def test_a_build_without_kernels_says_so(monkeypatch):
     monkeypatch.setattr(_native.module(), "cuda_kernel_architectures", list)
     assert "no kernels" in plan().reason
+
+
+def test_the_plan_is_of_the_path_asked_for():
+    agreed = dataclasses.replace(SPEC, no_multicast=(None,))
+    for path, reducer in (("peer", "push"), ("multicast", "multicast")):
+        for op in _rules.OPS:
+            chosen = plan(op, spec=agreed, path=path)
+            assert (chosen.path, chosen.can_run) == (path, True)
+            assert f"_{reducer}_" in chosen.config["kernel"]
+
+
+def test_what_the_rules_accept_fits_the_memory():
+    """The two checks of capacity, in bytes and in the layout of the kernels, agree."""
+    for op in _rules.OPS:
+        for m in (1024, 1000, 8192):
+            wide = {"m": m, "preferred_element_type": jnp.float32}
+            x = jax.ShapeDtypeStruct((m, 1536), jnp.bfloat16)
+            w = jax.ShapeDtypeStruct((1536, 7168), jnp.bfloat16)
+            problem = _rules.make_problem(
+                op, x, w, 8, preferred_element_type=jnp.float32
+            )
+            need = problem.need_bytes_on("gpu")
+            spec = dataclasses.replace(SPEC, capacity_bytes=need)
+            assert plan(op, spec=spec, path="peer", **wide).can_run
+            if op == "all_reduce":
+                less = dataclasses.replace(SPEC, capacity_bytes=need - 8)
+                refused = plan(op, spec=less, path="peer", **wide)
+                assert not refused.can_run
+                assert "does not fit" in refused.reason

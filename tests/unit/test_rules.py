@@ -176,6 +176,19 @@ def test_workspace_of_another_call(changes, text):
     assert text in str(raised.value)
 
 
+def test_a_wide_result_takes_more_of_a_workspace_on_gpus():
+    """16-bit slots and a f32 result share the two halves of an all-reduce's memory."""
+    wide = {"op": "all_reduce", "x": (7, 4), "preferred_element_type": np.float32}
+    need = (8 * 6 * 2 + 7 * 6 * 4) // 2
+    _rules.check_workspace(problem(**wide), ("tp",), spec(capacity_bytes=96))
+    on_gpu = spec(platform="gpu", capacity_bytes=need)
+    _rules.check_workspace(problem(**wide), ("tp",), on_gpu)
+    _rules.check_workspace(problem("all_reduce"), ("tp",), on_gpu)
+    less = dataclasses.replace(on_gpu, capacity_bytes=need - 1)
+    with pytest.raises(SymmValueError, match=f"needs {need} bytes, it has {need - 1}"):
+        _rules.check_workspace(problem(**wide), ("tp",), less)
+
+
 def test_automatic_choice():
     assert _rules.choose(problem(), "cpu", spec()).path == "host"
     without = _rules.choose(problem(), "cpu", None)
