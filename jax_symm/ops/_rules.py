@@ -327,11 +327,12 @@ def check_workspace(
         )
     need_bytes = problem.need_bytes_on(spec.platform)
     if need_bytes > spec.capacity_bytes:
+        wider = problem.out_dtype != problem.dtype
+        dtypes = f"{problem.dtype}{f' -> {problem.out_dtype}' if wider else ''}"
         raise SymmValueError(
             f"{where} is too small: x {problem.x_shape} by n = {problem.n} in "
-            f"{problem.dtype} -> {problem.out_dtype} over {problem.world_size} ranks "
-            f"needs {need_bytes} bytes, it has {spec.capacity_bytes}; create it with a "
-            "larger max_m or n"
+            f"{dtypes} over {problem.world_size} ranks needs {need_bytes} bytes, it has "
+            f"{spec.capacity_bytes}; create it with a larger max_m or n"
         )
 
 
