@@ -232,6 +232,7 @@ def _accept(machine, process, request):
 for _name in (
     "cuLibraryLoadData",
     "cuLibraryUnload",
+    "cuEventQuery",
     "cuMemHostAlloc",
     "cuMemFreeHost",
 ):

@@ -236,7 +236,7 @@ Result cuMemHostGetDevicePointer_v2(DevicePtr* address, void* host, unsigned) {
 }
 
 // A launch has ended when it returns, or waits for one that is still to come; so streams and events
-// order nothing here.
+// order nothing here. What an event answers can be scripted.
 Result cuEventCreate(Event* event, unsigned) {
   static int some_event;
   *event = &some_event;
@@ -244,7 +244,7 @@ Result cuEventCreate(Event* event, unsigned) {
 }
 Result cuEventDestroy_v2(Event) { return kSuccess; }
 Result cuEventRecord(Event, Stream) { return kSuccess; }
-Result cuEventQuery(Event) { return kSuccess; }
+Result cuEventQuery(Event) { return Report("cuEventQuery"); }
 Result cuStreamWaitEvent(Stream, Event, unsigned) { return kSuccess; }
 Result cuStreamCreate(Stream* stream, unsigned) {
   static int some_stream;
