@@ -331,8 +331,8 @@ def check_workspace(
         dtypes = f"{problem.dtype}{f' -> {problem.out_dtype}' if wider else ''}"
         raise SymmValueError(
             f"{where} is too small: x {problem.x_shape} by n = {problem.n} in "
-            f"{dtypes} over {problem.world_size} ranks needs {need_bytes} bytes, it has "
-            f"{spec.capacity_bytes}; create it with a larger max_m or n"
+            f"{dtypes} over {problem.world_size} ranks needs {need_bytes} bytes, it "
+            f"has {spec.capacity_bytes}; create it with a larger max_m or n"
         )
 
 

@@ -1,6 +1,7 @@
 """The end of a workspace on GPUs, over the fake driver: closed, dropped, failed, lost."""
 
 import gc
+import multiprocessing
 
 import jax
 import pytest
@@ -116,15 +117,26 @@ def test_a_device_in_error_does_not_hold_close(lone, fake_machine):
     assert lone.held() == [0, 0]
 
 
-def test_a_launch_that_never_ends_keeps_its_memory(lone, fake_machine):
+def never_ends(fake_driver):
+    lone = Lone(fake_driver)
     lone.submit()
-    script(fake_machine, *[RUNNING] * 100_000)
-    with pytest.raises(SymmTimeoutError, match="launches had not ended 0.01 s"):
+    with pytest.raises(SymmTimeoutError, match=r"launches had not ended 0.01 s"):
         lone.workspace.close(10**7)
     lone.workspace = None
     gc.collect()
     assert lone.held() == [1, 1]
     assert lone.quarantined() == 1
+
+
+def test_a_launch_that_never_ends_keeps_its_memory(fake_machine, fake_driver):
+    """In a process of its own: what is in quarantine goes with the process."""
+    script(fake_machine, *[RUNNING] * 100_000)
+    child = multiprocessing.get_context("spawn").Process(
+        target=never_ends, args=(fake_driver,)
+    )
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
 
 
 def test_a_finaliser_unmaps_nothing(lone):
