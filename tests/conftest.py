@@ -17,6 +17,8 @@ import pytest
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # Stock JAX on CPU hangs with many launches in flight when its pool is small.
 os.environ.setdefault("PJRT_NPROC", "64")
+# A test's processes share its GPUs.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Tests compile many small programs once: optimising them would take most of the time.
 _flags = ["--xla_backend_optimization_level=0"]
 if importlib.util.find_spec("jaxlib") and importlib.metadata.version(

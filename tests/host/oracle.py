@@ -3,6 +3,8 @@
 Operands are numpy arrays: one made by JAX compiles a program for each new shape.
 """
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,6 +75,37 @@ def capacity(op, x, w, *, scatter_dimension=-2, w_layout="kn", **_):
     dimension = scatter_dimension % x.ndim
     padded = [d + 16 if i == dimension else d for i, d in enumerate(x.shape[:-1])]
     return {"max_m": int(np.prod(padded)), "n": max(n, 1), "dtype": jnp.float32}
+
+
+def fused_path():
+    """The fused path on the devices that a program of several processes runs on."""
+    return "peer" if jax.default_backend() == "gpu" else "host"
+
+
+def fused_dtype():
+    """A dtype that every fused path takes; small integers are exact in it."""
+    return jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+
+
+def sm_margin():
+    """What each of several processes on one GPU leaves to the others."""
+    ranks = int(os.environ.get("TEST_RANKS_PER_GPU", "1"))
+    if ranks == 1:
+        return 0
+    multiprocessors = jax.local_devices()[0].core_count
+    return multiprocessors - multiprocessors // ranks
+
+
+def takes_turns():
+    """Whether processes share a GPU by time slices: then every signal waits for one."""
+    shared = os.environ.get("TEST_RANKS_PER_GPU", "1") != "1"
+    return shared and "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def fused_calls(workspace):
+    """How many calls this process's ranks began on the fused path."""
+    jax.effects_barrier()
+    return sum(workspace.calls().get(fused_path(), {}).values())
 
 
 def host_calls(workspace):

@@ -2,6 +2,7 @@
 
 import launcher
 import pytest
+from worlds import world
 
 
 def launch(function, **options):
@@ -9,9 +10,13 @@ def launch(function, **options):
     return launcher.launch("job", function, timeout_s=100, **options)
 
 
-def test_unequal_setting_of_the_path():
+@pytest.mark.parametrize(
+    "place", [world("cpu", 2, 2), world("gpus", 2), world("shared", 2)]
+)
+def test_unequal_setting_of_the_path(place):
     """C17: every process raises the same error, which holds each one's value."""
-    ranks = launch("refused", env_of_rank={0: {"JAX_SYMM_PATH": "host"}})
+    unequal = {0: {"JAX_SYMM_PATH": "host"}}
+    ranks = place.launch("job", "refused", env_of_rank=unequal, timeout_s=100)
     errors = {tuple(rank.results["error"]) for rank in ranks}
     assert len(errors) == 1
     ((kind, text),) = errors

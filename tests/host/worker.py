@@ -3,8 +3,16 @@
 import faulthandler
 import importlib.util
 import json
+import os
 import pathlib
 import sys
+
+
+def _forbid_multicast():
+    """The GPUs may be others' too: what would make a multicast object aborts."""
+    from jax_symm import _backends
+
+    _backends.forbid_multicast()
 
 
 def main():
@@ -16,6 +24,8 @@ def main():
         jax.distributed.initialize(
             f"localhost:{spec['port']}", spec["processes"], spec["rank"]
         )
+    if "cuda" in os.environ["JAX_PLATFORMS"]:
+        _forbid_multicast()
     found = importlib.util.spec_from_file_location("program", spec["program"])
     program = importlib.util.module_from_spec(found)
     found.loader.exec_module(program)

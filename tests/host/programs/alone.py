@@ -65,20 +65,24 @@ def all_ranks(note, _):
 def diverge(note, which):
     """C24: the ranks take different branches around one of our calls."""
     mesh = mesh_of_all()
-    x, w = oracle.rank_bits(4, 8, 8, jnp.float32)
+    x, w = oracle.rank_bits(4, 8, 8, oracle.fused_dtype(), k_local=8)
     workspace = jax_symm.Workspace(
         mesh, "tp", max_m=8, n=8, dtype=jnp.float32, timeout_s=3
     )
 
     def call(x, w):
-        return jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)
+        return jax_symm.gemm_all_reduce(
+            x, w, "tp", workspace=workspace, path=oracle.fused_path()
+        )
 
     def branch(x, w):
         return lax.cond(lax.axis_index("tp") == 0, lambda: x @ w, lambda: call(x, w))
 
     def trips(x, w):
         rank = lax.axis_index("tp")
-        return lax.fori_loop(0, rank + 1, lambda i, y: y + call(x + i, w), x @ w)
+        return lax.fori_loop(
+            0, rank + 1, lambda i, y: y + call(x + i.astype(x.dtype), w), x @ w
+        )
 
     def failing(x, w):
         def check(rank):
@@ -88,14 +92,15 @@ def diverge(note, which):
 
         rank = lax.axis_index("tp")
         zero = jax.pure_callback(check, jax.ShapeDtypeStruct((), np.float32), rank)
-        return call(x + zero, w)
+        return call(x + zero.astype(x.dtype), w)
 
     f = program(mesh, {"branch": branch, "trips": trips, "failing": failing}[which])
     start = time.monotonic()
     try:
         jax.block_until_ready(f(x, w))
+        workspace.check()
         note("error", None)
-    except jax.errors.JaxRuntimeError as error:
+    except (RuntimeError, jax_symm.errors.SymmError) as error:
         note("error", str(error))
     note("seconds", time.monotonic() - start)
     try:
@@ -107,5 +112,5 @@ def diverge(note, which):
     with jax_symm.Workspace(
         mesh, "tp", max_m=8, n=8, dtype=jnp.float32, timeout_s=60
     ) as again:
-        y = oracle.run("all_reduce", x, w, mesh, "tp", again, path="host")
+        y = oracle.run("all_reduce", x, w, mesh, "tp", again, path=oracle.fused_path())
         note("again", bool((y == 15).all()))

@@ -13,7 +13,14 @@ from jax.sharding import PartitionSpec as P
 
 import jax_symm
 
-SIZES = {"max_m": 16, "n": 8, "dtype": jnp.float32, "timeout_s": 60}
+PATH, DTYPE = oracle.fused_path(), oracle.fused_dtype()
+SIZES = {
+    "max_m": 16,
+    "n": 8,
+    "dtype": jnp.float32,
+    "timeout_s": 60,
+    "sm_margin": oracle.sm_margin(),
+}
 
 
 def mesh_of_all():
@@ -21,7 +28,7 @@ def mesh_of_all():
 
 
 def call(mesh, workspace):
-    x, w = oracle.rank_bits(mesh.devices.size, 16, 8, np.float32)
+    x, w = oracle.rank_bits(mesh.devices.size, 16, 8, DTYPE, k_local=8)
 
     def put(array, spec):
         array = np.asarray(array)
@@ -31,7 +38,7 @@ def call(mesh, workspace):
     f = jax.jit(
         jax.shard_map(
             lambda x, w: jax_symm.gemm_all_reduce(
-                x, w, "tp", workspace=workspace, path="host"
+                x, w, "tp", workspace=workspace, path=PATH
             ),
             mesh=mesh,
             in_specs=(P(None, "tp"), P("tp", None)),
