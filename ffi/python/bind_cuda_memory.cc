@@ -34,11 +34,7 @@ void BindMulticastObjects(nb::module_& module) {
           [](const PyMulticast& self) { return ValueOrThrow(self.get()->ExportFd()).Release(); },
           NoGil(), "A descriptor (close-on-exec) for a peer on this host; the caller closes it.")
       .def(
-          "export_fabric",
-          [](const PyMulticast& self) {
-            const std::string handle = ValueOrThrow(self.get()->ExportFabric());
-            return nb::bytes(handle.data(), handle.size());
-          },
+          "export_fabric", [](const PyMulticast& self) { return ExportFabric(*self.get()); },
           "A handle for a peer in the same NVLink domain.")
       .def(
           "add_device",
@@ -122,14 +118,20 @@ void BindBackend(nb::module_& module) {
       .def(
           "copy_to_device",
           [](CudaBackend& self, int device, uint64_t address, const nb::bytes& data) {
-            ThrowIfError(self.CopyToDevice(device, address, data.c_str(), data.size()));
+            const char* from = data.c_str();
+            const size_t nbytes = data.size();
+            nb::gil_scoped_release without_gil;  // the caller holds `data`
+            ThrowIfError(self.CopyToDevice(device, address, from, nbytes));
           },
           nb::arg("device"), nb::arg("address"), nb::arg("data"))
       .def(
           "copy_to_host",
           [](CudaBackend& self, int device, uint64_t address, uint64_t nbytes) {
             std::string data(nbytes, '\0');
-            ThrowIfError(self.CopyToHost(device, data.data(), address, nbytes));
+            {
+              nb::gil_scoped_release without_gil;
+              ThrowIfError(self.CopyToHost(device, data.data(), address, nbytes));
+            }
             return nb::bytes(data.data(), data.size());
           },
           nb::arg("device"), nb::arg("address"), nb::arg("nbytes"));

@@ -101,13 +101,10 @@ void BindObjects(nb::module_& module) {
       .def(
           "export_fd",
           [](const PyAllocation& self) { return ValueOrThrow(self.get()->ExportFd()).Release(); },
+          nb::call_guard<nb::gil_scoped_release>(),
           "A descriptor (close-on-exec) for a peer on this host; the caller closes it.")
       .def(
-          "export_fabric",
-          [](const PyAllocation& self) {
-            const std::string handle = ValueOrThrow(self.get()->ExportFabric());
-            return nb::bytes(handle.data(), handle.size());
-          },
+          "export_fabric", [](const PyAllocation& self) { return ExportFabric(*self.get()); },
           "A handle for a peer in the same NVLink domain.");
 
   BindHeld<Mapping>(module, "Mapping", "An allocation at an address of this process.")

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "python/status_cast.h"
@@ -48,6 +49,17 @@ template <typename T>
 nb::class_<Held<T>> BindHeld(nb::module_& module, const char* name, const char* doc) {
   return nb::class_<Held<T>>(module, name, doc)
       .def("release", &Held<T>::Release, "Drops this reference. Idempotent.");
+}
+
+/// The fabric handle of memory or of a multicast object.
+template <typename T>
+nb::bytes ExportFabric(const T& object) {
+  std::string handle;
+  {
+    nb::gil_scoped_release without_gil;
+    handle = ValueOrThrow(object.ExportFabric());
+  }
+  return nb::bytes(handle.data(), handle.size());
 }
 
 void BindErrors(nb::module_& module);
