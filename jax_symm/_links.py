@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import logging
 import os
 import pathlib
 import secrets
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from jax_symm.errors import SymmPeerLostError, SymmTimeoutError
+
+_log = logging.getLogger("jax_symm")
 
 _MAX_FDS = 250  # Linux passes at most SCM_MAX_FD = 253 descriptors in one message.
 _FRAME_BYTES = 4096
@@ -91,6 +94,8 @@ class Links:
             connection.settimeout(max(deadline.left_s(), 1e-3))
             try:
                 connection.connect(address)
+                if not _same_user(connection):
+                    raise PermissionError("its address is another user's")
                 connection.send(_HELLO.pack(nonce, self.process_index))
             except OSError as error:
                 connection.close()
@@ -202,14 +207,23 @@ class Links:
         os.read(self._wake_read, 4096)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("cannot take a connection of another process: %s", error)
+            time.sleep(_POLL_S)  # it is still there
+            return
+        # Strangers first: nobody else may keep this thread waiting.
+        if not _same_user(connection):
+            connection.close()
+            return
         connection.settimeout(5.0)
         try:
             nonce, peer = _HELLO.unpack(connection.recv(_HELLO.size))
         except (OSError, struct.error):
             connection.close()
             return
-        if not _same_user(connection) or not secrets.compare_digest(nonce, self.nonce):
+        if not secrets.compare_digest(nonce, self.nonce):
             connection.close()
             return
         self._add(peer, connection)
@@ -224,7 +238,7 @@ class Links:
             self._lose(peer, connection, "its connection ended")
             return
         header, _, tag = text.decode().partition(" ")
-        if truncated or len(fds) != int(header[1:]):
+        if truncated or header[1:] != str(len(fds)):
             for fd in fds:
                 os.close(fd)
             self._lose(peer, connection, f"a message ({tag!r}) came truncated")
@@ -250,7 +264,11 @@ class Links:
             self._changed.notify_all()
         connection.close()
         for watcher in watchers:
-            watcher(peer)
+            # Whatever one of them does, the thread has the other connections to read.
+            try:
+                watcher(peer)
+            except Exception:
+                _log.exception("process %d is gone; not everybody could hear it", peer)
 
     def _close_in_child(self) -> None:
         """A forked child must not keep the connections of its parent open."""

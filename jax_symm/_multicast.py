@@ -70,7 +70,12 @@ def rendezvous_multicast(
             break
         time.sleep(wait_s)
         try_ = _Try(around, memory, plans, books, handle_type, deadline_s)
-        verdicts = try_.run(todo, f"multicast{attempt}")
+        try:
+            verdicts = try_.run(todo, f"multicast{attempt}")
+        except BaseException:
+            for outcome in outcomes.values():
+                outcome.release()
+            raise
         for group in set(todo) & set(memory) - set(verdicts):
             outcomes[group].range = try_.ranges[group]
         failures |= verdicts

@@ -20,7 +20,9 @@ from jax_symm._rounds import (
     first,
     swap_handles,
 )
-from jax_symm.errors import SymmValueError
+
+#: More than any machine has, and few enough that no size made from it overflows.
+MAX_BYTES = 2**46
 
 
 @dataclasses.dataclass
@@ -204,12 +206,3 @@ def _zero(
                 offset,
                 nbytes,
             )
-
-
-def round_up(nbytes: int, granularity: int) -> int:
-    """The least positive multiple of `granularity` that holds `nbytes`."""
-    if granularity <= 0:
-        raise SymmValueError(
-            f"granularity: got {granularity}, expected a positive size"
-        )
-    return max(1, -(-nbytes // granularity)) * granularity

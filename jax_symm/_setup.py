@@ -25,6 +25,7 @@ from jax_symm._multicast_plan import (
 from jax_symm._rendezvous import GroupMemory, rendezvous_peers
 from jax_symm._rounds import Member, Surroundings
 from jax_symm.agreement import Ballot, open_conversation
+from jax_symm.errors import SymmError, SymmUnavailableError
 from jax_symm.exchange import Exchange, current_job
 from jax_symm.group import MeshGroups
 
@@ -69,10 +70,10 @@ def converse(
 
     Collective: yes, over every process of the mesh.
     """
-    release_abandoned()
+    unreleased = release_abandoned()
     exchange, ballot = open_conversation(groups, purpose)
     unconnected = exchange.connect()
-    failure = failure or config.problem() or unconnected
+    failure = failure or config.problem() or unconnected or unreleased
     agreed = contract(exchange, ballot, groups, alike, own, failure)
     return Conversation(exchange, ballot, groups, agreed)
 
@@ -233,20 +234,34 @@ def abandon(platform: str, held: Sequence[GroupMemory | Outcome]) -> None:
         _abandoned.extend((platform, item) for item in held)
 
 
-def release_abandoned() -> None:
-    """Lets go of what was abandoned, when no program can be using it any longer."""
+def release_abandoned() -> SymmError | None:
+    """Lets go of what was abandoned, when no program can be using it any longer.
+
+    Returns:
+      Why nothing was: a device that fails. What was abandoned stays so.
+    """
     with _abandoned_lock:
         left, _abandoned[:] = list(_abandoned), []
-    platforms = {platform for platform, _ in left}
     native = _native.module()
+    platforms = {platform for platform, _ in left}
     if native.abandoned_count():
         platforms.add("gpu")
-    for platform in platforms:
-        for device in jax.local_devices(backend=platform):
-            _backends.backend(platform).synchronize(ordinal(device))
+    try:
+        for platform in platforms:
+            for device in jax.local_devices(backend=platform):
+                _backends.backend(platform).synchronize(ordinal(device))
+    # It is for the contract round to raise: the other processes wait there.
+    except Exception as error:
+        with _abandoned_lock:
+            _abandoned[:0] = left
+        return SymmUnavailableError(
+            f"process {jax.process_index()} cannot wait for its devices to free memory "
+            f"that was dropped: {error}"
+        )
     for _, held in left:
         held.release()
     native.release_abandoned()
+    return None
 
 
 def let_go(

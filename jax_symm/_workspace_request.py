@@ -11,10 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from jax_symm import _native
 from jax_symm._contract import Agreed
-from jax_symm.errors import SymmError, SymmStateError, SymmTypeError, SymmValueError
+from jax_symm._rendezvous import MAX_BYTES
+from jax_symm.errors import (
+    SymmError,
+    SymmStateError,
+    SymmTypeError,
+    SymmUnsupportedError,
+    SymmValueError,
+)
 from jax_symm.group import MeshGroups
-from jax_symm.ops._rules import DTYPES, OPS, Op
+from jax_symm.ops._rules import DTYPES, GPU_PLATFORMS, OPS, Op
 
 _MULTICAST = ("never", "auto", "require")
 _CPU_TIMEOUT_S = 30.0
@@ -67,6 +75,8 @@ def _dtype_name(dtype: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it, however wrong it is."""
+    if isinstance(value, np.integer):
+        return int(value)
     return value if isinstance(value, int | float | str | None) else repr(value)
 
 
@@ -87,23 +97,8 @@ def check_arguments(
     sm_margin: Any,
 ) -> SymmError | None:
     """What is wrong with a request in this process, or None."""
-    for label, value in (("max_m", max_m), ("n", n), ("sm_margin", sm_margin)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | np.integer)
-            or value < 0
-        ):
-            return SymmValueError(
-                f"Workspace: {label}: got {value!r}, expected an integer >= 0"
-            )
-    try:
-        supported = np.dtype(dtype) in DTYPES
-    except TypeError:
-        supported = False
-    if not supported:
-        return SymmTypeError(
-            f"Workspace: dtype: got {dtype}, expected bfloat16, float16 or float32"
-        )
+    if wrong := _check_size(max_m, n, dtype, sm_margin):
+        return wrong
     if not _is_known(ops):
         return SymmValueError(
             f"Workspace: ops: got {ops!r}, expected a non-empty selection of {OPS}"
@@ -128,6 +123,33 @@ def check_arguments(
     return None
 
 
+def _check_size(max_m: Any, n: Any, dtype: Any, sm_margin: Any) -> SymmError | None:
+    for label, value in (("max_m", max_m), ("n", n), ("sm_margin", sm_margin)):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | np.integer)
+            or value < 0
+        ):
+            return SymmValueError(
+                f"Workspace: {label}: got {value!r}, expected an integer >= 0"
+            )
+    try:
+        supported = np.dtype(dtype) in DTYPES
+    except TypeError:
+        supported = False
+    if not supported:
+        return SymmTypeError(
+            f"Workspace: dtype: got {dtype}, expected bfloat16, float16 or float32"
+        )
+    nbytes = int(max_m) * int(n) * np.dtype(dtype).itemsize
+    if nbytes > MAX_BYTES:
+        return SymmValueError(
+            f"Workspace: max_m = {max_m} by n = {n} in {np.dtype(dtype)}: got {nbytes} "
+            f"bytes, expected at most {MAX_BYTES}"
+        )
+    return None
+
+
 def free_name(groups: MeshGroups, agreed: Agreed) -> str:
     """The default name: the first that is free in every process."""
     taken = {name for own in agreed.own for name in own["open"]}
@@ -146,3 +168,38 @@ def why_spared(ops: tuple[Op, ...], multicast: str, agreed: Agreed) -> str | Non
     if multicast == "auto" and "all_reduce" not in ops:
         return agreed.veto or "reduce_scatter alone gains nothing from it"
     return None
+
+
+def check_devices(groups: MeshGroups) -> SymmError | None:
+    """Workspaces are on CPU devices, and on GPUs where the kernels are built in."""
+    if groups.platform == "cpu":
+        return None
+    if (
+        groups.platform not in GPU_PLATFORMS
+        or not _native.module().cuda_kernel_architectures()
+    ):
+        return SymmUnsupportedError(
+            f"Workspace: a workspace on {groups.platform} devices is not in this build "
+            "(no fused kernels); without one the operations take the path 'xla', and "
+            "empty() makes symmetric memory for kernels of your own"
+        )
+    found = sorted({capability_of(d) for row in groups.devices for d in row})
+    if len(found) > 1:
+        return SymmUnsupportedError(
+            f"Workspace: the mesh has GPUs of compute capabilities {', '.join(found)}, "
+            "expected one: ranks must run the same kernel; make the mesh of one kind"
+        )
+    return None
+
+
+def memory_bytes(groups: MeshGroups, capacity: int, ops: Sequence[Op]) -> int:
+    """Bytes of symmetric memory per rank."""
+    native = _native.module()
+    on_gpu = groups.platform in GPU_PLATFORMS
+    size = native.cuda_workspace_nbytes if on_gpu else native.host_workspace_nbytes
+    return int(size(groups.world_size, capacity, "all_reduce" in ops))
+
+
+def capability_of(device: Any) -> str:
+    """The compute capability of a device, for example "9.0"; "" on CPU."""
+    return str(getattr(device, "compute_capability", ""))

@@ -22,7 +22,13 @@ from jax_symm import _jax_compat, config
 from jax_symm._helper_thread import HelperThread
 from jax_symm._links import Deadline, wait_or_lost
 from jax_symm._rounds import OK
-from jax_symm.errors import SymmStateError, SymmValueError, from_name
+from jax_symm.errors import (
+    SymmError,
+    SymmPeerLostError,
+    SymmStateError,
+    SymmValueError,
+    from_name,
+)
 from jax_symm.exchange import Exchange
 from jax_symm.group import AxisName, MeshGroups
 
@@ -155,8 +161,7 @@ def agree(
     verdicts = ballot.vote("agree", codes)
     for group, code in verdicts.items():
         if code < 2 * _FAILED:
-            name, _, text = ballot.read(f"{group}/{code}").partition("\n")
-            raise from_name(name, text)
+            raise _posted(ballot, groups, group, code, f"{group}/{code}")
     return all(verdicts[group] == OK for group in codes)
 
 
@@ -186,9 +191,19 @@ def settle(
         codes[place.group] = min(code, codes.get(place.group, OK))
     for group, code in ballot.vote(name, codes).items():
         if code != OK:
-            posted = ballot.read(f"{name}/{group}/{code}")
-            class_name, _, text = posted.partition("\n")
-            raise from_name(class_name, text) from failure
+            key = f"{name}/{group}/{code}"
+            raise _posted(ballot, groups, group, code, key) from failure
+
+
+def _posted(
+    ballot: Ballot, groups: MeshGroups, group: int, code: int, key: str
+) -> SymmError:
+    """The failure behind a vote; its author may have died before it said more."""
+    class_name, _, text = ballot.read(key).partition("\n")
+    if class_name:
+        return from_name(class_name, text)
+    label = groups.label(group, code % _FAILED)
+    return SymmPeerLostError(f"{label} of group {group} failed and left no reason")
 
 
 def concrete_mesh(mesh: Any) -> Any:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
 from jax_symm._multicast_books import Outcome
-from jax_symm._rendezvous import GroupMemory
+from jax_symm._rendezvous import MAX_BYTES, GroupMemory
 from jax_symm._setup import (
     Conversation,
     abandon,
@@ -231,12 +231,7 @@ def empty(
     """
     mesh = concrete_mesh(mesh)
     groups = MeshGroups.of(mesh, axis_name)
-    failure: SymmError | None = None
-    extents, element = tuple(shape), np.dtype(dtype)
-    if any(not isinstance(d, int) or d < 0 for d in extents):
-        failure = SymmValueError(f"empty: shape: got {extents}, expected integers >= 0")
-    elif element.hasobject:
-        failure = SymmTypeError(f"empty: dtype: got {element}, expected numbers")
+    extents, element, failure = _checked(shape, dtype)
     alike = {"call": "empty", "shape": [str(d) for d in extents], "dtype": element.name}
     talk = converse(groups, "empty", alike, failure=failure)
     pad_offset = _pad_offset(math.prod(extents) * element.itemsize)
@@ -244,6 +239,39 @@ def empty(
         talk, pad_offset + SIGNAL_PAD_BYTES, [(pad_offset, SIGNAL_PAD_BYTES)]
     )
     return SymmetricBuffer(extents, element, mesh, groups, made.memory)
+
+
+def _checked(
+    shape: Any, dtype: Any
+) -> tuple[tuple[int, ...], np.dtype[Any], SymmError | None]:
+    """Shape and dtype, and what is wrong with them: for the contract round to raise."""
+    nothing: tuple[tuple[int, ...], np.dtype[Any]] = (), np.dtype(np.uint8)
+    try:
+        extents = tuple(shape)
+    except TypeError:
+        extents = (None,)
+    if any(
+        isinstance(d, bool) or not isinstance(d, int | np.integer) or d < 0
+        for d in extents
+    ):
+        text = f"empty: shape: got {shape!r}, expected integers >= 0"
+        return *nothing, SymmValueError(text)
+    extents = tuple(int(d) for d in extents)
+    try:
+        element: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        element = np.dtype(object)
+    if element.hasobject:
+        text = f"empty: dtype: got {dtype!r}, expected numbers"
+        return *nothing, SymmTypeError(text)
+    nbytes = math.prod(extents) * element.itemsize
+    if nbytes > MAX_BYTES:
+        text = (
+            f"empty: shape {extents} of {element}: got {nbytes} bytes, expected at "
+            f"most {MAX_BYTES}"
+        )
+        return *nothing, SymmValueError(text)
+    return extents, element, None
 
 
 def peer_rendezvous(buf: SymmetricBuffer) -> SymmetricMemory:

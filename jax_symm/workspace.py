@@ -5,23 +5,31 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jax_symm import _native
-from jax_symm._backends import backend
-from jax_symm._helper_thread import HelperThread
+from jax_symm._links import Deadline
 from jax_symm._setup import Conversation, abandon, allocate, converse, let_go
+from jax_symm._workspace_native import (
+    drain,
+    leave,
+    leave_behind,
+    nothing,
+    on_lost,
+    open_native,
+)
 from jax_symm._workspace_request import (
+    capability_of,
     check_arguments,
+    check_devices,
     default_timeout_s,
     free_name,
+    memory_bytes,
     must_be_alike,
     open_names,
     sorted_ops,
@@ -32,12 +40,10 @@ from jax_symm.errors import (
     SymmError,
     SymmStateError,
     SymmTypeError,
-    SymmUnsupportedError,
     SymmValueError,
 )
 from jax_symm.group import AxisName, MeshGroups, Place
 from jax_symm.ops._rules import (
-    GPU_PLATFORMS,
     OPS,
     Op,
     WorkspaceSpec,
@@ -58,7 +64,7 @@ class Workspace:
     on are, so one that is closed and opened again needs no recompilation.
 
     Dropping the last reference closes it without waiting for launches that have not
-    begun: `close` waits.
+    begun: `close` waits. What it held of GPUs is then freed by the next set-up.
 
     A compiled program finds the workspace by its name when it runs: it may be compiled,
     exported or loaded before the workspace exists.
@@ -118,7 +124,7 @@ class Workspace:
         groups = MeshGroups.of(mesh, axis_name)
         failure = check_arguments(
             max_m, n, dtype, ops, multicast, name, timeout_s, sm_margin
-        ) or _check_platform(groups.platform)
+        ) or check_devices(groups)
         ops = sorted_ops(ops)
         if timeout_s is None:
             timeout_s = default_timeout_s(groups.platform)
@@ -129,10 +135,12 @@ class Workspace:
         own = {"open": sorted(open_names)}
         talk = converse(groups, purpose, alike, own, failure)
         self.name = name or free_name(groups, talk.agreed)
-        capacity = capacity_bytes(groups.world_size, max_m, n, np.dtype(dtype))
+        capacity = capacity_bytes(
+            groups.world_size, int(max_m), int(n), np.dtype(dtype)
+        )
         self._timeout_s = timeout_s
         self._pid = os.getpid()
-        self.nbytes = _nbytes(groups, capacity, ops)
+        self.nbytes = memory_bytes(groups, capacity, ops)
         spared = why_spared(ops, multicast, talk.agreed)
         wish = "never" if spared else multicast
         memory, self._multicast = allocate(talk, self.nbytes, [(0, self.nbytes)], wish)
@@ -141,7 +149,7 @@ class Workspace:
             axes=groups.axes,
             device_ids=groups.device_ids(),
             platform=groups.platform,
-            capability=_capability(groups),
+            capability=capability_of(groups.devices[0][0]),
             capacity_bytes=capacity,
             ops=ops,
             no_multicast=tuple(
@@ -162,7 +170,7 @@ class Workspace:
         failure: Exception | None = None
         try:
             _native.register_ffi_targets()
-            opened = _open_native(
+            opened = open_native(
                 self.spec, self._timeout_s, talk, memory, self._multicast
             )
         # The others must hear of it, so it goes through the vote.
@@ -185,17 +193,17 @@ class Workspace:
         open_names.add(self.name)
         links = talk.exchange.links
         key = f"{self.name}/{talk.agreed.nonce}"
-        stop: Callable[[], None] = _nothing
+        stop: Callable[[], None] = nothing
         if links is not None:
-            watcher = functools.partial(_on_lost, opened, talk.groups, links, key)
+            watcher = functools.partial(on_lost, opened, talk.groups, links, key)
             links.watch(watcher)
-            stop = functools.partial(_leave, links, watcher, key)
+            stop = functools.partial(leave, links, watcher, key)
             for process in links.lost(talk.exchange.processes):
                 watcher(process)
         outcomes = list(self._multicast.values())
         self._finalizer = weakref.finalize(
             self,
-            _abandon,
+            leave_behind,
             opened,
             functools.partial(abandon, self.spec.platform, outcomes),
             self.name,
@@ -249,9 +257,15 @@ class Workspace:
         """
         if self._finalizer.detach() is None or os.getpid() != self._pid:
             return
-        _drain(self._local_devices, self._timeout_s)
+        deadline = Deadline(self._timeout_s)
+        drain(self._local_devices, deadline.left_s())
         try:
-            self._native.close(int(self._timeout_s * 1e9))
+            self._native.close(int(deadline.left_s() * 1e9))
+        except BaseException:
+            # Launches may still end: the next set-up frees what they use.
+            abandon(self.spec.platform, list(self._multicast.values()))
+            raise
+        else:
             let_go(self._groups, {}, self._multicast)
         finally:
             open_names.discard(self.name)
@@ -313,135 +327,3 @@ def export_safety_checks() -> list[Any]:
     return [
         export.DisabledSafetyCheck.custom_call(name) for name in _native.target_names()
     ]
-
-
-def _check_platform(platform: str) -> SymmError | None:
-    """Workspaces are on CPU devices, and on GPUs where the kernels are built in."""
-    if platform == "cpu":
-        return None
-    if platform in GPU_PLATFORMS and _native.module().cuda_kernel_architectures():
-        return None
-    return SymmUnsupportedError(
-        f"Workspace: a workspace on {platform} devices is not in this build (no fused "
-        "kernels); without one the operations take the path 'xla', and empty() makes "
-        "symmetric memory for kernels of your own"
-    )
-
-
-def _nbytes(groups: MeshGroups, capacity: int, ops: Sequence[Op]) -> int:
-    """Bytes of symmetric memory per rank."""
-    native = _native.module()
-    on_gpu = groups.platform in GPU_PLATFORMS
-    size = native.cuda_workspace_nbytes if on_gpu else native.host_workspace_nbytes
-    return int(size(groups.world_size, capacity, "all_reduce" in ops))
-
-
-def _capability(groups: MeshGroups) -> str:
-    """The compute capability of the devices, for example "9.0"; "" on CPU."""
-    return str(getattr(groups.devices[0][0], "compute_capability", ""))
-
-
-def _open_native(
-    spec: WorkspaceSpec,
-    timeout_s: float,
-    talk: Conversation,
-    memory: Mapping[int, Any],
-    multicast: Mapping[int, Any],
-) -> Any:
-    native = _native.module()
-    on_gpu = spec.platform in GPU_PLATFORMS
-    locals_ = []
-    for place, device in talk.groups.local(jax.process_index()):
-        mappings = memory[place.group].mappings
-        mapped = [mappings[rank] for rank in range(spec.world_size)]
-        if not on_gpu:
-            local = native.LocalRank(device.id, place.group, place.rank, mapped)
-        else:
-            shared = multicast[place.group].range
-            local = native.CudaLocalRank(
-                device.local_hardware_id,
-                place.group,
-                place.rank,
-                mapped,
-                shared.address if shared else 0,
-            )
-        locals_.append(local)
-    common = (
-        spec.name,
-        talk.agreed.nonce,
-        int(timeout_s * 1e9),
-        spec.world_size,
-        spec.capacity_bytes,
-        "all_reduce" in spec.ops,
-        ".".join(spec.axes),
-        talk.groups.labels(),
-        locals_,
-    )
-    if on_gpu:
-        return native.open_cuda_workspace(
-            backend(spec.platform), *common, sm_margin=spec.sm_margin
-        )
-    return native.open_workspace(*common)
-
-
-def _on_lost(
-    opened: Any, groups: MeshGroups, links: Any, key: str, process: int
-) -> None:
-    """Ends the waits for the ranks of a process that died."""
-    if links.has_left(process, key):
-        return
-    how = links.lost([process]).get(process, "its connection ended")
-    mine = {place.group for place, _ in groups.local(jax.process_index())}
-    for place, _ in groups.local(process):
-        if place.group in mine:
-            label = groups.label(place.group, place.rank)
-            opened.abort(
-                place.group, place.rank, f"{label} of group {place.group}: {how}"
-            )
-
-
-def _leave(links: Any, watcher: Callable[[int], None], key: str) -> None:
-    links.unwatch(watcher)
-    links.say_left(key)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _abandon(
-    opened: Any,
-    leave_multicast: Callable[[], None],
-    name: str,
-    stop: Callable[[], None],
-    pid: int,
-) -> None:
-    """The finaliser: lets go without waiting, by dropping `opened`.
-
-    Launches in flight keep the memory until they end.
-    """
-    del opened
-    if os.getpid() == pid:
-        leave_multicast()
-        open_names.discard(name)
-        stop()
-
-
-def _drain(devices: Sequence[Any], timeout_s: float) -> None:
-    """Waits until the programs already launched on these devices have ended."""
-
-    def run() -> None:
-        sharding = NamedSharding(
-            Mesh(np.asarray(devices, dtype=object), ("local",)), P("local")
-        )
-        zeros = jax.device_put(np.zeros(len(devices), np.int32), sharding)
-        jax.block_until_ready(_increment(zeros))
-
-    drain = HelperThread("jax_symm-drain", run)
-    if drain.done.wait(timeout_s):
-        drain.failure()  # a program that failed is reported to its own reader
-
-
-@jax.jit
-def _increment(x: jax.Array) -> jax.Array:
-    return x + 1

@@ -1,6 +1,7 @@
 """Programs of the ranks in test_jax.py: CPU devices, CUDA memory on the fake driver."""
 
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -10,6 +11,7 @@ from multiprocessing.connection import Client
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import jax_symm
 from jax_symm import _backends, _native, _setup, memory
-from jax_symm.errors import SymmError
+from jax_symm.errors import SymmError, SymmTimeoutError, SymmUnavailableError
 
 NATIVE = _native.module()
 _backends.install("cpu", NATIVE.cuda_backend(os.environ["FAKE_CUDA_LIBRARY"]))
@@ -174,6 +176,8 @@ def life(note, _):
     _tables(mesh)
     _steady_state(mesh)
     _views(mesh)
+    _failed_close(mesh)
+    _failed_device(mesh)
     note("left", machine("counts"))
 
 
@@ -291,3 +295,36 @@ def _views(mesh):
     buffer.close()
     np.testing.assert_array_equal(np.asarray(view), data)
     assert machine("counts")["mappings"] == 1
+
+
+def _failed_close(mesh):
+    """Launches had to be failed: multicast is kept, and freed by the next set-up."""
+    ws = workspace(mesh)
+    native = ws._native
+
+    class Stuck:
+        def close(self, deadline_ns):
+            raise SymmTimeoutError("launches had to be failed")
+
+    ws._native = Stuck()
+    with pytest.raises(SymmTimeoutError):
+        ws.close()
+    assert ws.closed
+    assert jax_symm.multicast_objects_in_use() == 1
+    native.close(0)
+    workspace(mesh, multicast="never").close()
+    assert jax_symm.multicast_objects_in_use() == 0
+
+
+def _failed_device(mesh):
+    """What a dropped owner left cannot be freed: an error, and it is not forgotten."""
+    ws = workspace(mesh)
+    del ws
+    gc.collect()
+    machine("script", faults=[("p0", "cuCtxSynchronize", 1, 700)])
+    with pytest.raises(SymmUnavailableError, match="process 0 cannot wait for its dev"):
+        workspace(mesh)
+    machine("script", faults=[])
+    assert jax_symm.multicast_objects_in_use() == 1
+    workspace(mesh, multicast="never").close()
+    assert jax_symm.multicast_objects_in_use() == 0

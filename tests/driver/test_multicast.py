@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hub import Hub
 from ranks import MIB, Seen, Setup
 from test_matrix import one_verdict
 
-from jax_symm.errors import SymmMemoryError, SymmUnavailableError
+from jax_symm import _multicast
+from jax_symm._multicast_plan import MulticastPlan
+from jax_symm._rounds import Step, Verdict
+from jax_symm.errors import (
+    SymmError,
+    SymmMemoryError,
+    SymmTimeoutError,
+    SymmUnavailableError,
+)
 
 THREE = [[(rank, 0) for rank in range(3)]]
 ALL_IN_ONE = [[(0, rank) for rank in range(3)]]
@@ -403,3 +412,36 @@ def test_close_on_one_rank_while_others_use_the_memory(
     closed(three, "early")
     closed(three, "early")  # idempotent
     assert machine.counts() == NOTHING
+
+
+def test_what_an_earlier_try_brought_goes_when_a_later_vote_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Group 0 has its range when the retry for group 1 ends in a vote that expires."""
+    released = []
+
+    class Try:
+        tries = 0
+
+        def __init__(self, *arguments: object) -> None:
+            self.ranges = {0: types.SimpleNamespace(release=lambda: released.append(0))}
+
+        def run(self, groups: list[int], name: str) -> dict[int, Verdict]:
+            Try.tries += 1
+            if Try.tries == 1:
+                return {1: Verdict(Step.MULTICAST_NOT_READY, 0, SymmError("802"))}
+            raise SymmTimeoutError("the vote expired")
+
+    monkeypatch.setattr(_multicast, "_Try", Try)
+    with pytest.raises(SymmTimeoutError, match="the vote expired"):
+        _multicast.rendezvous_multicast(
+            None,
+            {0: None, 1: None},
+            [MulticastPlan(), MulticastPlan()],
+            None,
+            handle_type=None,
+            required=False,
+            deadline_s=1.0,
+            backoff_s=(0.0,),
+        )
+    assert released == [0]

@@ -94,8 +94,13 @@ def test_closed(mesh8, cpus):
 def test_wrong_arguments(mesh8, mesh_of, buffer, cpus):
     with pytest.raises(SymmValueError, match=r"shape: got \(-1,\)"):
         jax_symm.empty((-1,), np.int32, mesh=mesh8, axis_name="tp")
-    with pytest.raises(SymmTypeError, match="object"):
-        jax_symm.empty((1,), object, mesh=mesh8, axis_name="tp")
+    with pytest.raises(SymmValueError, match="shape: got 5, expected integers"):
+        jax_symm.empty(5, np.int32, mesh=mesh8, axis_name="tp")
+    with pytest.raises(SymmValueError, match=f"got {2**62 * 4} bytes, expected at"):
+        jax_symm.empty((2**62,), np.int32, mesh=mesh8, axis_name="tp")
+    for dtype in (object, "nothing", 3):
+        with pytest.raises(SymmTypeError, match="dtype: got .*expected numbers"):
+            jax_symm.empty((1,), dtype, mesh=mesh8, axis_name="tp")
     with pytest.raises(SymmTypeError, match="expected what empty made"):
         jax_symm.peer_rendezvous(np.ones(3))
     half = mesh_of(tp=4)

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_symm
 from jax_symm import config
+from jax_symm import workspace as workspace_module
 from jax_symm.errors import (
     SymmStateError,
     SymmTypeError,
@@ -248,6 +250,8 @@ def test_calls_counts_per_path_group_and_rank(mesh_of, open_workspace):
         ({"sm_margin": -1}, SymmValueError, "sm_margin: got -1, expected an integer"),
         ({"sm_margin": 1.5}, SymmValueError, "sm_margin: got 1.5"),
         ({"timeout_s": "1"}, SymmValueError, "timeout_s: got '1'"),
+        ({"max_m": 2**62}, SymmValueError, f"got {2**62 * 8 * 4} bytes, expected at"),
+        ({"max_m": np.int64(2**44)}, SymmValueError, "expected at most"),
     ],
 )
 def test_wrong_arguments(changes, error, text, mesh8):
@@ -263,6 +267,34 @@ def test_mesh_of_set_mesh(mesh8, open_workspace):
         jax_symm.Workspace(None, "tp", **SIZES)
     with pytest.raises(SymmValueError, match="axis_name: got None"):
         jax_symm.Workspace(mesh8, **SIZES)
+
+
+def test_sizes_may_be_of_numpy(mesh8, open_workspace):
+    sizes = {"max_m": np.int64(16), "n": np.int32(8), "dtype": jnp.float32}
+    workspace = open_workspace(mesh8, name="numpy", **sizes)
+    workspace.close()
+    assert workspace == open_workspace(mesh8, name="numpy", **SIZES)
+
+
+def test_one_time_out_for_the_whole_of_close(mesh8, monkeypatch):
+    """What waiting for the devices took is not waited for again."""
+    workspace = jax_symm.Workspace(mesh8, "tp", timeout_s=60, **SIZES)
+    deadlines = []
+
+    class Native:
+        def close(self, deadline_ns, native=workspace._native):
+            deadlines.append(deadline_ns)
+            native.close(deadline_ns)
+
+    def drain(devices, timeout_s):
+        assert timeout_s <= 60
+        time.sleep(0.2)
+
+    monkeypatch.setattr(workspace_module, "drain", drain)
+    workspace._native = Native()
+    workspace.close()
+    (deadline_ns,) = deadlines
+    assert 0 < deadline_ns <= 60e9 - 0.2e9
 
 
 def test_policies_of_multicast(mesh8, monkeypatch, open_workspace):

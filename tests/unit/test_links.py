@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from jax_symm import _links
 from jax_symm._links import Deadline, Links, host_id, wait_or_lost
 from jax_symm.errors import SymmPeerLostError, SymmTimeoutError
 
@@ -112,6 +113,68 @@ def test_a_half_said_hello_harms_nobody():
     high.connect(0, low.address, low.nonce, Deadline(5))
     low.connect(1, high.address, high.nonce, Deadline(5))
     probe.close()
+
+
+def test_a_watcher_that_raises_harms_nobody(caplog):
+    low, high = pair()
+    other = Links(2)
+    lost = threading.Event()
+
+    def broken(peer):
+        raise RuntimeError("a watcher's own fault")
+
+    low.watch(broken)
+    low.watch(lambda peer: lost.set())
+    high._close_in_child()
+    assert lost.wait(5)
+    assert "process 1 is gone" in caplog.text
+    # The thread is still there to take connections.
+    other.connect(0, low.address, low.nonce, Deadline(5))
+    low.connect(2, other.address, other.nonce, Deadline(5))
+
+
+def test_a_message_of_no_known_form_is_a_loss():
+    low, high = pair()
+    high._sockets[0].send(b"F? x")
+    with pytest.raises(SymmPeerLostError, match="came truncated"):
+        low.receive_fds(1, "x", Deadline(5))
+
+
+def test_without_descriptors_to_spare_the_listener_stays(monkeypatch, caplog):
+    low, high = Links(0), Links(1)
+    accept, answers = low._listener.accept, [OSError(24, "Too many open files")]
+
+    class Listener:
+        def accept(self):
+            if answers:
+                raise answers.pop()
+            return accept()
+
+    monkeypatch.setattr(low, "_listener", Listener())
+    high.connect(0, low.address, low.nonce, Deadline(5))
+    low.connect(1, high.address, high.nonce, Deadline(5))
+    assert "Too many open files" in caplog.text
+
+
+@pytest.mark.parametrize("side", ["calls", "is called"])
+def test_another_user_is_no_peer(side, monkeypatch):
+    low, high = Links(0), Links(1)
+    stranger = low if side == "calls" else high
+    real = _links._same_user
+    main = threading.current_thread()
+
+    def same_user(connection):
+        checks_caller = threading.current_thread() is not main
+        return real(connection) and checks_caller != (stranger is low)
+
+    monkeypatch.setattr(_links, "_same_user", same_user)
+
+    def talk():
+        high.connect(0, low.address, low.nonce, Deadline(5))
+        high.receive_fds(0, "x", Deadline(5))
+
+    with pytest.raises(SymmPeerLostError):
+        talk()
 
 
 def test_the_end_of_a_peer_is_seen_at_once():

@@ -35,6 +35,7 @@ ORDER = [
     "ops._rules",
     "ops._paths",
     "_workspace_request",
+    "_workspace_native",
     "workspace",
     "ops.reference",
     "ops._primitive",
