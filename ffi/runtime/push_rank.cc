@@ -7,6 +7,18 @@
 #include "runtime/thread.h"
 
 namespace jax_symm {
+namespace {
+
+/// JAX numbers the launches of each compiled program, in each process by itself.
+std::string LaunchHint(const CallKey& announced, const CallKey& mine) {
+  CallKey same_launch = mine;
+  same_launch.run_id = announced.run_id;
+  if (same_launch != announced) return "";
+  return ": the same call of another launch. A process that compiles a program again, as after "
+         "jax.clear_caches(), counts its launches from the start, so all must do that together";
+}
+
+}  // namespace
 
 PushRank::PushRank(GroupOptions options, const PushLayout& layout, int rank,
                    std::vector<std::shared_ptr<Mapping>> mappings)
@@ -98,7 +110,8 @@ StatusOr<HostCall> PushRank::Follow(uint64_t epoch) {
     return StrCat(options_.rank_labels[0], " made call ",
                   Describe(announced.key, announced.problem), " on ", options_.Describe(), ", but ",
                   options_.rank_labels[rank_], " did not; it ",
-                  other ? "waits in " + Describe(other->call.key, other->call.problem)
+                  other ? "waits in " + Describe(other->call.key, other->call.problem) +
+                              LaunchHint(announced.key, other->call.key)
                         : std::string("makes no call"));
   };
   // A rank that waits in another call knows more than its peers, so it speaks before they do.

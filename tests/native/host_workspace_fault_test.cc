@@ -72,6 +72,19 @@ void OtherCall(int num_processes) {
   CheckRefuses(cluster, pool, status);
 }
 
+/// As when one process has compiled its programs again.
+void OtherLaunch() {
+  Cluster cluster({.num_processes = 2, .timeout = milliseconds(300)});
+  Pool pool(2);
+  const Status status = SameError(
+      cluster, pool,
+      {{0, SmallCall(5, 0)}, {1, SmallCall(5, 0)}, {2, SmallCall(1, 0)}, {3, SmallCall(1, 0)}});
+  CheckError(status, StatusCode::kDeadlineExceeded, "launch 5, call site 0#");
+  CheckError(status, StatusCode::kDeadlineExceeded, "launch 1, call site 0#");
+  CheckError(status, StatusCode::kDeadlineExceeded, "as after jax.clear_caches()");
+  CheckRefuses(cluster, pool, status);
+}
+
 /// The same call site and launch with other shapes: found at once, not by a time-out.
 void OtherShape() {
   Cluster cluster({.num_processes = 2});
@@ -238,6 +251,7 @@ void Main() {
     WrongDevice(processes);
     CloseWhilePending(processes);
   }
+  OtherLaunch();
   OtherShape();
   Refusals();
   Names();
