@@ -5,7 +5,8 @@ The rounds themselves are in `_contract`, `_rendezvous` and `_multicast`.
 
 from __future__ import annotations
 
-import threading
+import collections
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -223,15 +224,16 @@ def _members(talk: Conversation) -> list[list[Member]]:
 
 
 # Memory whose owner was dropped without close(). A kernel may still use it, so a
-# finaliser frees nothing; the next set-up does.
-_abandoned: list[tuple[str, GroupMemory | Outcome]] = []
-_abandoned_lock = threading.Lock()
+# finaliser frees nothing; the next set-up does. Finalisers run wherever a collection
+# does, also in the middle of what is below: so there is no lock, and each step is
+# atomic.
+_abandoned: collections.deque[tuple[str, GroupMemory | Outcome]] = collections.deque()
 
 
 def abandon(platform: str, held: Sequence[GroupMemory | Outcome]) -> None:
     """Leaves what a dropped owner held to the next set-up, in this order."""
-    with _abandoned_lock:
-        _abandoned.extend((platform, item) for item in held)
+    for item in held:
+        _abandoned.append((platform, item))
 
 
 def release_abandoned() -> SymmError | None:
@@ -240,8 +242,10 @@ def release_abandoned() -> SymmError | None:
     Returns:
       Why nothing was: a device that fails. What was abandoned stays so.
     """
-    with _abandoned_lock:
-        left, _abandoned[:] = list(_abandoned), []
+    left: list[tuple[str, GroupMemory | Outcome]] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            left.append(_abandoned.popleft())
     native = _native.module()
     platforms = {platform for platform, _ in left}
     if native.abandoned_count():
@@ -252,8 +256,7 @@ def release_abandoned() -> SymmError | None:
                 _backends.backend(platform).synchronize(ordinal(device))
     # It is for the contract round to raise: the other processes wait there.
     except Exception as error:
-        with _abandoned_lock:
-            _abandoned[:0] = left
+        _abandoned.extendleft(reversed(left))
         return SymmUnavailableError(
             f"process {jax.process_index()} cannot wait for its devices to free memory "
             f"that was dropped: {error}"

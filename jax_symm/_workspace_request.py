@@ -113,8 +113,10 @@ def check_arguments(
         return SymmValueError(
             f"Workspace: timeout_s: got {timeout_s!r}, expected seconds, 0 to 1e6"
         )
-    if name is not None and (not isinstance(name, str) or not name):
-        return SymmValueError(f"Workspace: name: got {name!r}, expected a text")
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 128):
+        return SymmValueError(
+            f"Workspace: name: got {name!r}, expected a text of 1 to 128 characters"
+        )
     if name in open_names:
         return SymmStateError(
             f"Workspace({name!r}): the name is already open; close that workspace "

@@ -297,7 +297,8 @@ def use_workspace(workspace: Workspace) -> Any:
     """A context in which calls without a workspace take this one, along its axis.
 
     It is part of the key of `jax.jit`: another workspace traces anew. Contexts nest;
-    the innermost workspace of an axis counts.
+    the innermost workspace of an axis counts. A context is of the thread that enters
+    it.
 
     Example:
       with jax_symm.use_workspace(ws):

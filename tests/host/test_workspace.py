@@ -119,6 +119,18 @@ def test_use_workspace(mesh8, mesh_of, bits, open_workspace):
         jax_symm.use_workspace("tp-0")
 
 
+def test_use_workspace_is_of_one_thread(mesh8, bits, open_workspace):
+    workspace = open_workspace(mesh8, **SIZES)
+    f = program(mesh8, None)
+    with jax_symm.use_workspace(workspace):
+        other = threading.Thread(target=lambda: f(*bits).block_until_ready())
+        other.start()
+        other.join()
+        assert oracle.host_calls(workspace) == 0
+        f(*bits).block_until_ready()
+    assert oracle.host_calls(workspace) == 8
+
+
 def test_closed_then_missing_then_open_again(mesh8, bits):
     """No recompilation when the same facts come back; clear errors in between."""
     workspace = jax_symm.Workspace(mesh8, "tp", name="again", timeout_s=60, **SIZES)
@@ -246,6 +258,7 @@ def test_calls_counts_per_path_group_and_rank(mesh_of, open_workspace):
         ({"ops": None}, SymmValueError, "ops: got None"),
         ({"multicast": "yes"}, SymmValueError, "multicast: got 'yes'"),
         ({"name": ""}, SymmValueError, "name: got ''"),
+        ({"name": "x" * 129}, SymmValueError, "expected a text of 1 to 128 characters"),
         ({"timeout_s": 0}, SymmValueError, "timeout_s: got 0"),
         ({"sm_margin": -1}, SymmValueError, "sm_margin: got -1, expected an integer"),
         ({"sm_margin": 1.5}, SymmValueError, "sm_margin: got 1.5"),
