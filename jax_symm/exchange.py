@@ -296,8 +296,8 @@ class Exchange:
                 process_ids=list(self.processes),
             ),
         )
-        # The service answers within a second or two of the deadline it was given.
-        patience = Deadline(self.deadline.left_s() + 5.0)
+        # The service looks for what is overdue once a second.
+        patience = Deadline(self.deadline.left_s() + 1.5)
         lost = wait_or_lost(barrier.done, self._job.links, self.processes, patience)
         if lost:
             self.raise_lost(lost, f"round {tag!r}")

@@ -53,6 +53,7 @@ def launch(
     argument=None,
     expected=None,
     prefix=(),
+    distributed=None,
 ):
     """Runs `function(argument)` of `tests/host/programs/<program>.py` in every process.
 
@@ -64,6 +65,7 @@ def launch(
       argument: A JSON value for the function.
       expected: rank -> exit status, where it is not 0; None for any.
       prefix: A command that the ranks are run under.
+      distributed: Further arguments of `jax.distributed.initialize`.
 
     Returns:
       The ranks.
@@ -80,6 +82,7 @@ def launch(
                 "rank": rank,
                 "processes": processes,
                 "port": port,
+                "distributed": distributed or {},
                 "timeout_s": timeout_s,
                 "results": str(pathlib.Path(folder, f"{rank}.json")),
             }

@@ -4,14 +4,19 @@ On CPU devices, on a GPU a process, and on one GPU for all. A signal to a proces
 shares a GPU through MPS is undefined there, so these tests run without it.
 """
 
+import contextlib
+import os
 import pathlib
+import re
 import signal
 
 import launcher
 import pytest
 from worlds import world
 
-WORLDS = [world("cpu", 3, 2), world("gpus", 3), world("gpus", 2), world("shared", 3)]
+SHARP_BITS = pathlib.Path(__file__).parents[2] / "docs" / "sharp_bits.md"
+CPU = world("cpu", 3, 2)
+WORLDS = [CPU, world("gpus", 3), world("gpus", 2), world("shared", 3)]
 
 
 @pytest.fixture(scope="module", params=WORLDS)
@@ -37,27 +42,61 @@ def victim_at_set_up(place):
     return "process 1 (ranks 2, 3 of group 0)"
 
 
-def launch(place, function, *, dies):
-    return place.launch(
+def bound_s(place):
+    """Longest time from the beginning of a call that waits to its error.
+
+    On CPU devices it is the one that is promised, whatever the load.
+    """
+    return timeout_s(place) + (20 if place.on_gpu else 2)
+
+
+def launch(place, function, *, dies, **options):
+    options = {"expected": {1: -signal.SIGKILL} if dies else {}, **options}
+    ranks = place.launch(
         "death",
         function,
         env={"JAX_SYMM_INIT_TIMEOUT_S": str(timeout_s(place))},
-        expected={1: -signal.SIGKILL} if dies else {},
         timeout_s=180 if place.on_gpu else 60,
+        **options,
+    )
+    assert not leftovers(ranks)
+    return ranks
+
+
+def leftovers(ranks):
+    """Shared memory and sockets that ended processes left: files by inode, and names."""
+    inodes = {inode for rank in ranks for inode in rank.results.get("memory", ())}
+    names = {p.name for p in pathlib.Path("/dev/shm").iterdir()}
+    paths = pathlib.Path("/proc/net/unix").read_text().splitlines()
+    return (
+        (inodes & open_memory_files())
+        | {n for n in names if "symm" in n}
+        | {p for p in paths if "jax_symm" in p}
     )
 
 
-def errors(place, ranks, name="", *, also_culprit=False):
-    """(kind, text) that each process saw, within the time-out.
+def open_memory_files():
+    """Inodes of symmetric memory that any process maps or holds a descriptor of."""
+    found = set()
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = maps.read_text().splitlines()
+            found |= {line.split()[4] for line in lines if "memfd:jax_symm" in line}
+    for fd in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if "memfd:jax_symm" in str(fd.readlink()):
+                found.add(str(fd.stat().st_ino))
+    return found
 
-    A machine under load may take longer than the time-out to say so, never for ever.
-    """
+
+def errors(place, ranks, name="", *, also_culprit=False):
+    """(kind, text) that each process saw, within `bound_s`."""
     seen = []
     for number, rank in enumerate(ranks):
         if number == 1 and not also_culprit:
             continue
         assert rank.results.get(f"{name}error"), launcher.logs(ranks)
-        assert rank.results[f"{name}seconds"] < timeout_s(place) + 20, rank.results
+        assert rank.results[f"{name}seconds"] < bound_s(place), rank.results
         seen.append(tuple(rank.results[f"{name}error"]))
         seconds = rank.results[f"{name}seconds"]
         print(f"process {number}: {seconds:.2f} s: {': '.join(seen[-1])}")
@@ -145,25 +184,52 @@ def test_a_clean_exit_is_no_death(place):
             assert rank.results["alone"]
 
 
-def leftovers():
-    """Names in shared memory and sockets with a path: of ours there are never any."""
-    names = {p.name for p in pathlib.Path("/dev/shm").iterdir()}
-    paths = pathlib.Path("/proc/net/unix").read_text().splitlines()
-    return {n for n in names if "symm" in n} | {p for p in paths if "jax_symm" in p}
+def test_a_leftover_would_be_seen():
+    fd = os.memfd_create("jax_symm")
+    assert str(os.fstat(fd).st_ino) in open_memory_files()
+    os.close(fd)
 
 
-def test_death_of_the_first_process_leaves_nothing():
-    """JAX ends all processes when the coordinator is gone; memory goes with them."""
-    ranks = launcher.launch(
-        "death",
-        "first_process_dies",
-        processes=2,
-        devices=2,
-        env={"JAX_SYMM_INIT_TIMEOUT_S": "3"},
-        expected={0: -signal.SIGKILL, 1: None},
-        timeout_s=30,
+@pytest.mark.parametrize("collective", ["psum", "psum_scatter"])
+@pytest.mark.parametrize("place", [CPU], indirect=True)
+def test_death_inside_a_collective_of_xla(place, collective):
+    """XLA's call fails, or wedges until JAX ends the process; ours is neither."""
+    ranks = launch(
+        place,
+        "inside_a_collective_of_xla",
+        dies=True,
+        argument=collective,
+        expected={0: None, 1: -signal.SIGKILL, 2: None},
+        distributed={"heartbeat_timeout_seconds": 10},
     )
-    assert ranks[1].results["ready"]
-    assert ranks[1].status != 0
-    assert "coordination" in ranks[1].log.lower(), ranks[1].log
-    assert not leftovers()
+    for kind, text in errors(place, ranks):
+        assert kind == "SymmPeerLostError"
+        assert any(name in text for name in victim(place)), text
+    for survivor in (ranks[0], ranks[2]):
+        assert survivor.results["close.error"] is None, survivor.results
+        assert survivor.results["memory"]
+        assert not survivor.results["memory_after_close"]
+        outcome = survivor.results.get("collective", "never came")
+        assert outcome, "a sum without the dead process's part"
+        print(f"XLA's {collective}: {outcome}")
+        if outcome == "never came":
+            assert survivor.status == -signal.SIGABRT
+            assert "stopped sending heartbeats" in survivor.log
+
+
+@pytest.mark.parametrize("recoverable", [False, True])
+@pytest.mark.parametrize("place", [world("cpu", 2, 2)], indirect=True)
+def test_death_of_the_first_process_leaves_nothing(place, recoverable):
+    """JAX ends all processes when the coordinator is gone; memory goes with them."""
+    ranks = launch(
+        place,
+        "first_process_dies",
+        dies=True,
+        expected={0: -signal.SIGKILL, 1: -signal.SIGABRT},
+        env_of_rank={
+            r: {"JAX_ENABLE_RECOVERABILITY": str(recoverable)} for r in (0, 1)
+        },
+    )
+    assert ranks[1].results["memory"]
+    (quoted,) = re.findall("^  > (.*)$", SHARP_BITS.read_text(), re.M)
+    assert quoted in ranks[1].log, ranks[1].log

@@ -22,7 +22,10 @@ def main():
 
     if spec["processes"] > 1:
         jax.distributed.initialize(
-            f"localhost:{spec['port']}", spec["processes"], spec["rank"]
+            f"localhost:{spec['port']}",
+            spec["processes"],
+            spec["rank"],
+            **spec["distributed"],
         )
     if "cuda" in os.environ["JAX_PLATFORMS"]:
         _forbid_multicast()

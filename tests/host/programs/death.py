@@ -8,6 +8,7 @@ its result is NaN, and `check` tells why.
 import os
 import pathlib
 import signal
+import threading
 import time
 
 import jax
@@ -42,15 +43,15 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def operands(mesh, m=18):
-    x, w = oracle.rank_bits(mesh.devices.size, m, 8, DTYPE, k_local=8)
+def put(array, mesh, spec):
+    array = np.asarray(array)
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
 
-    def put(array, spec):
-        array = np.asarray(array)
-        sharding = NamedSharding(mesh, spec)
-        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
 
-    return put(x, P(None, "tp")), put(w, P("tp", None))
+def operands(mesh):
+    x, w = oracle.rank_bits(mesh.devices.size, 18, 8, DTYPE, k_local=8)
+    return put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
 
 
 def wait(workspace, *results):
@@ -61,8 +62,9 @@ def wait(workspace, *results):
 
 
 def program(mesh, workspace, op="all_reduce"):
+    """One of our calls, compiled: what is timed later is the wait alone."""
     call = getattr(jax_symm, f"gemm_{op}")
-    return jax.jit(
+    f = jax.jit(
         jax.shard_map(
             lambda x, w: call(x, w, "tp", workspace=workspace, path=PATH),
             mesh=mesh,
@@ -70,6 +72,41 @@ def program(mesh, workspace, op="all_reduce"):
             out_specs=P() if op == "all_reduce" else P("tp"),
         )
     )
+    return f.lower(*operands(mesh)).compile()
+
+
+def dying_program(mesh, body, out_specs):
+    """A compiled (x, w, dies): when told to, the victim dies while all others wait.
+
+    One of its devices comes late, so its other devices have come by then.
+    """
+    slow = jax.local_devices()[0] if culprit() else None
+
+    def stall(rank, dies):
+        if dies and slow is not None and mesh.devices[rank] == slow:
+            time.sleep(1.0)
+            die()
+        return np.float32(0)
+
+    def stalled(x, w, dies):
+        rank = jax.lax.axis_index("tp")
+        zero = jax.ShapeDtypeStruct((), np.float32)
+        late = jax.pure_callback(stall, zero, rank, dies)
+        return body(x + late.astype(x.dtype), w)
+
+    f = jax.jit(
+        jax.shard_map(
+            stalled,
+            mesh=mesh,
+            in_specs=(P(None, "tp"), P("tp", None), P()),
+            out_specs=out_specs,
+            check_vma=False,
+        )
+    )
+    lives, dies = (put(np.bool_(flag), mesh, P()) for flag in (False, True))
+    x, w = operands(mesh)
+    compiled = f.lower(x, w, lives).compile()
+    return lambda die=False: compiled(x, w, dies if die else lives)
 
 
 def open_workspace(mesh, name=None):
@@ -77,8 +114,15 @@ def open_workspace(mesh, name=None):
 
 
 def warm(mesh, workspace):
+    f, args = program(mesh, workspace), operands(mesh)
     for _ in range(3):
-        program(mesh, workspace)(*operands(mesh)).block_until_ready()
+        f(*args).block_until_ready()
+
+
+def memory_files():
+    """The files of our symmetric memory that this process maps, by inode."""
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[4] for line in maps if "memfd:jax_symm" in line})
 
 
 def observe(note, action, name=""):
@@ -101,12 +145,17 @@ def work_alone(note):
 
 
 def survive(note, action):
-    """Observes `action`, works on alone, and leaves without JAX's own shutdown.
-
-    That would wait for the dead. Process 0 leaves last: with it ends the service.
-    """
+    """Observes `action`, works on alone, and leaves."""
     observe(note, action)
     work_alone(note)
+    leave()
+
+
+def leave():
+    """Leaves without JAX's own shutdown, which would wait for the dead.
+
+    Process 0 leaves last: with it ends the service.
+    """
     client = coordination_client()
     if jax.process_index() == 0:
         for process in range(2, jax.process_count()):
@@ -145,42 +194,57 @@ def between_calls(note, _):
     f, args = program(mesh, workspace), operands(mesh)
     warm(mesh, workspace)
     f(*args).block_until_ready()
+    note("memory", memory_files())
     if culprit():
         die()
     survive(note, lambda: wait(workspace, f(*args)))
 
 
 def inside_a_call(note, _):
-    """One device of the victim is late, so all others wait when it dies."""
     mesh = mesh_of_all()
     workspace = open_workspace(mesh)
     warm(mesh, workspace)
-    late = jax.local_devices()[0] if culprit() else None
+    note("memory", memory_files())
 
-    def stall(rank):
-        if late is not None and mesh.devices[rank] == late:
-            time.sleep(1.0)
-            die()
-        return np.float32(0)
+    def call(x, w):
+        return jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path=PATH)
 
-    def body(x, w):
-        rank = jax.lax.axis_index("tp")
-        zero = jax.pure_callback(stall, jax.ShapeDtypeStruct((), np.float32), rank)
-        return jax_symm.gemm_all_reduce(
-            x + zero.astype(x.dtype), w, "tp", workspace=workspace, path=PATH
-        )
+    run = dying_program(mesh, call, P())
+    survive(note, lambda: wait(workspace, run(die=True)))
 
-    f = jax.jit(
-        jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=(P(None, "tp"), P("tp", None)),
-            out_specs=P(),
-            check_vma=False,
-        )
+
+def inside_a_collective_of_xla(note, name):
+    """What becomes of XLA's call is XLA's matter; our workspace knows meanwhile."""
+    mesh = mesh_of_all()
+    workspace = open_workspace(mesh)
+    warm(mesh, workspace)
+    note("memory", memory_files())
+    collective = {
+        "psum": lambda x, w: jax.lax.psum(x @ w, "tp"),
+        "psum_scatter": lambda x, w: jax.lax.psum_scatter(x @ w, "tp", tiled=True),
+    }[name]
+    run = dying_program(mesh, collective, P() if name == "psum" else P("tp"))
+    run().block_until_ready()  # connects the processes, for which XLA waits 30 s
+    seen = {}
+    waiting = threading.Thread(
+        target=lambda: observe(
+            seen.__setitem__, lambda: run(die=True).block_until_ready()
+        ),
+        daemon=True,
     )
-    args = operands(mesh)
-    survive(note, lambda: wait(workspace, f(*args)))
+    waiting.start()
+    observe(note, lambda: until_it_raises(workspace.check))
+    observe(note, workspace.close, "close.")
+    note("memory_after_close", memory_files())
+    waiting.join()
+    note("collective", seen["error"])
+    leave()
+
+
+def until_it_raises(action):
+    while True:
+        action()
+        time.sleep(0.05)
 
 
 def alive_but_wrong(note, _):
@@ -255,7 +319,7 @@ def first_process_dies(note, _):
     mesh = mesh_of_all()
     workspace = open_workspace(mesh)
     warm(mesh, workspace)
-    note("ready", True)
+    note("memory", memory_files())
     if jax.process_index() == 0:
         time.sleep(0.5)
         die()
