@@ -185,7 +185,7 @@ class NativeWorkspace:
         """Raises the first fault, if there was one."""
 
     def abort(self, group: int, rank: int, message: str) -> None:
-        """Fails the workspace on every rank: a peer is lost."""
+        """Fails the workspace: a rank's process is gone."""
 
     def calls(self) -> list[tuple[str, int, int, int]]:
         """(path, group, rank, count) for each rank of this process."""
@@ -229,27 +229,27 @@ class NativeCudaWorkspace:
     """An open workspace on GPUs."""
 
     def close(self, deadline_ns: int) -> None:
-        """Waits up to deadline_ns for launches, then lets go. Idempotent."""
+        """Waits up to deadline_ns for calls in flight, then lets go. Idempotent."""
 
     def check(self) -> None:
         """Raises the first fault, if there was one."""
 
     def abort(self, group: int, rank: int, message: str) -> None:
-        """Ends the waits for a rank whose process is gone."""
+        """Fails the workspace: a rank's process is gone."""
 
     def calls(self) -> list[tuple[str, int, int, int]]:
         """(path, group, rank, count) for each rank of this process."""
-
-    def submit(self, device_ordinal: int, problem: GemmProblem, reducer: str, x: int, w: int, output: int, axis_index: int, call: int, stream: int) -> None:
-        """
-        Enqueues one call on a stream, without XLA: for tests and benchmarks whose ranks share a GPU. Buffers are device addresses; axis_index is that of an int32.
-        """
 
     @property
     def generation(self) -> int: ...
 
     @property
     def closed(self) -> bool: ...
+
+    def submit(self, device_ordinal: int, problem: GemmProblem, reducer: str, x: int, w: int, output: int, axis_index: int, call: int, stream: int) -> None:
+        """
+        Enqueues one call on a stream, without XLA: for tests and benchmarks whose ranks share a GPU. Buffers are device addresses; axis_index is that of an int32.
+        """
 
 def open_cuda_workspace(backend: CudaBackend, name: str, nonce: int, timeout_ns: int, world_size: int, capacity_bytes: int, all_reduce: bool, axis: str, rank_labels: Sequence[Sequence[str]], locals: Sequence[CudaLocalRank], sm_margin: int = 0) -> NativeCudaWorkspace:
     """Loads the kernels and makes the workspace's name known to programs."""

@@ -1,13 +1,8 @@
 // Workspaces on GPUs, the choice of path and configuration, and the FFI targets of the CUDA paths.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +13,7 @@
 #include "memory/cuda_backend.h"
 #include "python/bindings.h"
 #include "python/ffi_capsules.h"
+#include "python/native_workspace.h"
 #include "xla/cuda_handlers.h"
 
 namespace jax_symm {
@@ -25,38 +21,7 @@ namespace {
 
 using PyMapping = Held<Mapping>;
 
-/// In a forked child the driver is unusable, so there it is inert.
-class NativeCudaWorkspace {
- public:
-  explicit NativeCudaWorkspace(std::shared_ptr<CudaWorkspace> workspace)
-      : workspace_(std::move(workspace)), owner_(getpid()) {}
-  NativeCudaWorkspace(const NativeCudaWorkspace&) = delete;
-  NativeCudaWorkspace& operator=(const NativeCudaWorkspace&) = delete;
-  ~NativeCudaWorkspace() {
-    if (getpid() != owner_) {
-      new std::shared_ptr<CudaWorkspace>(std::move(workspace_));  // never dropped in the child
-    } else {
-      CudaWorkspace::Abandon(std::move(workspace_));
-    }
-  }
-
-  CudaWorkspace& get() const {
-    if (getpid() != owner_) {
-      throw StatusError(FailedPrecondition("the workspace was opened in process ", owner_,
-                                           ", this is process ", getpid(),
-                                           ", forked from it; open another workspace here"));
-    }
-    return *workspace_;
-  }
-
-  void Close(int64_t deadline_ns) {
-    if (getpid() == owner_) ThrowIfError(workspace_->Close(std::chrono::nanoseconds(deadline_ns)));
-  }
-
- private:
-  std::shared_ptr<CudaWorkspace> workspace_;
-  const pid_t owner_;
-};
+using NativeCudaWorkspace = NativeWorkspace<CudaWorkspace>;
 
 CudaLocalRank MakeLocalRank(int device_ordinal, int group, int rank,
                             const std::vector<PyMapping*>& mappings, uint64_t multicast_address) {
@@ -70,17 +35,12 @@ std::unique_ptr<NativeCudaWorkspace> OpenWorkspace(
     uint64_t capacity_bytes, bool all_reduce, std::string axis,
     std::vector<std::vector<std::string>> rank_labels, std::vector<CudaLocalRank> locals,
     uint32_t sm_margin) {
-  return std::make_unique<NativeCudaWorkspace>(ValueOrThrow(
-      CudaWorkspace::Open(backend.shared_api(), {.name = std::move(name),
-                                                 .axis = std::move(axis),
-                                                 .nonce = nonce,
-                                                 .timeout = std::chrono::nanoseconds(timeout_ns),
-                                                 .world_size = world_size,
-                                                 .capacity_bytes = capacity_bytes,
-                                                 .all_reduce = all_reduce,
-                                                 .sm_margin = sm_margin,
-                                                 .rank_labels = std::move(rank_labels),
-                                                 .locals = std::move(locals)})));
+  auto options = MakeWorkspaceOptions<CudaWorkspaceOptions>(
+      std::move(name), nonce, timeout_ns, world_size, capacity_bytes, all_reduce, std::move(axis),
+      std::move(rank_labels), std::move(locals));
+  options.sm_margin = sm_margin;
+  return std::make_unique<NativeCudaWorkspace>(
+      ValueOrThrow(CudaWorkspace::Open(backend.shared_api(), std::move(options))));
 }
 
 ElementType ElementOf(const std::string& name) {
@@ -133,37 +93,12 @@ void BindWorkspace(nb::module_& module) {
       .def(nb::new_(&MakeProblem), nb::arg("op"), nb::arg("dtype"), nb::arg("out_dtype"),
            nb::arg("w_layout"), nb::arg("ranks"), nb::arg("batch"), nb::arg("rows"),
            nb::arg("shard_rows"), nb::arg("n"), nb::arg("k"));
-  nb::class_<NativeCudaWorkspace>(module, "NativeCudaWorkspace", "An open workspace on GPUs.")
-      .def("close", &NativeCudaWorkspace::Close, nb::arg("deadline_ns"), NoGil(),
-           "Waits up to deadline_ns for launches, then lets go. Idempotent.")
-      .def(
-          "check", [](const NativeCudaWorkspace& self) { ThrowIfError(self.get().Check()); },
-          "Raises the first fault, if there was one.")
-      .def(
-          "abort",
-          [](const NativeCudaWorkspace& self, int group, int rank, const std::string& message) {
-            self.get().Abort(group, rank, message);
-          },
-          nb::arg("group"), nb::arg("rank"), nb::arg("message"), NoGil(),
-          "Ends the waits for a rank whose process is gone.")
-      .def(
-          "calls",
-          [](const NativeCudaWorkspace& self) {
-            std::vector<std::tuple<std::string, int, int, int64_t>> counts;
-            for (const CallCount& c : self.get().Calls()) {
-              counts.emplace_back(c.path, c.group, c.rank, c.count);
-            }
-            return counts;
-          },
-          "(path, group, rank, count) for each rank of this process.")
+  BindNativeWorkspace<CudaWorkspace>(module, "NativeCudaWorkspace", "An open workspace on GPUs.")
       .def("submit", &Submit, nb::arg("device_ordinal"), nb::arg("problem"), nb::arg("reducer"),
            nb::arg("x"), nb::arg("w"), nb::arg("output"), nb::arg("axis_index"), nb::arg("call"),
            nb::arg("stream"), NoGil(),
            "Enqueues one call on a stream, without XLA: for tests and benchmarks whose ranks share "
-           "a GPU. Buffers are device addresses; axis_index is that of an int32.")
-      .def_prop_ro("generation",
-                   [](const NativeCudaWorkspace& self) { return self.get().generation(); })
-      .def_prop_ro("closed", [](const NativeCudaWorkspace& self) { return self.get().closed(); });
+           "a GPU. Buffers are device addresses; axis_index is that of an int32.");
   module.def("open_cuda_workspace", &OpenWorkspace, nb::arg("backend"), nb::arg("name"),
              nb::arg("nonce"), nb::arg("timeout_ns"), nb::arg("world_size"),
              nb::arg("capacity_bytes"), nb::arg("all_reduce"), nb::arg("axis"),

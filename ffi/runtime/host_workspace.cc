@@ -245,12 +245,17 @@ Status HostWorkspace::Close(nanoseconds timeout) {
   return status;
 }
 
-void HostWorkspace::Abandon() {
+void HostWorkspace::Abandon(std::shared_ptr<HostWorkspace> workspace) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closing_ = true;
+    std::lock_guard<std::mutex> lock(workspace->mutex_);
+    workspace->closing_ = true;
   }
-  Registry::Get().Remove(options_.name, this);
+  Registry::Get().Remove(workspace->options_.name, workspace.get());
+}
+
+void HostWorkspace::Abort(int group, int rank, const std::string& message) {
+  OnFault(
+      MakeStatus(StatusCode::kAborted, message, " (rank ", rank, " of group ", group, " is lost)"));
 }
 
 Status HostWorkspace::Check() const {

@@ -63,12 +63,12 @@ class HostWorkspace : public std::enable_shared_from_this<HostWorkspace> {
   /// memory go. Local; idempotent.
   Status Close(std::chrono::nanoseconds timeout);
   /// Refuses new calls and leaves those in flight to themselves. For finalizers: never waits.
-  void Abandon();
+  static void Abandon(std::shared_ptr<HostWorkspace> workspace);
 
   /// The first fault, if there was one.
   Status Check() const;
   /// Fails the workspace on every rank because `rank` of `group` is lost.
-  void Abort(const Status& fault) { OnFault(fault); }
+  void Abort(int group, int rank, const std::string& message);
 
   std::vector<CallCount> Calls() const;
   int64_t generation() const { return generation_; }

@@ -104,8 +104,9 @@ void PeerLost(int num_processes) {
   DeviceCall second(SmallCall(1, 0), 1);
   CHECK_OK(cluster.Submit(0, first.Make(), pool));
   CHECK_OK(cluster.Submit(1, second.Make(), pool));
-  const Status lost = MakeStatus(StatusCode::kAborted, "rank 3 closed its connection");
-  cluster.Of(0).Abort(lost);
+  cluster.Of(0).Abort(0, 3, "its connection ended");
+  const Status lost = cluster.Of(0).Check();
+  CheckError(lost, StatusCode::kAborted, "its connection ended (rank 3 of group 0 is lost)");
   CHECK(first.answer.Wait().message() == lost.message());
   CHECK(second.answer.Wait().code() == StatusCode::kAborted);
   CheckRefuses(cluster, pool, lost);
@@ -159,7 +160,7 @@ void Names() {
   CHECK(second->generation() > first->generation());
   CHECK_OK(first->Close(seconds(1)));
   CHECK(ValueOrDie(Registry::Get().Find("name")) == second);
-  second->Abandon();
+  HostWorkspace::Abandon(second);
   options.locals.pop_back();
   CheckError(HostWorkspace::Open(options).status(), StatusCode::kInvalidArgument,
              "0 mappings, expected 2");
@@ -221,10 +222,9 @@ void AbortUnderLoad(int num_processes) {
       });
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-    const Status lost = MakeStatus(StatusCode::kAborted, "rank 1 closed its connection");
-    cluster.Of(3).Abort(lost);
+    cluster.Of(3).Abort(0, 1, "its connection ended");
     for (auto& device : devices) device.join();
-    CheckRefuses(cluster, pool, lost);
+    CheckRefuses(cluster, pool, cluster.Of(3).Check());
   }
 }
 
