@@ -1,222 +1,314 @@
 """Times the operations against what XLA does with the same inputs.
 
-Both sides are one compiled program over several sets of inputs, more than a cache
-holds, each call waiting for the one before. The programs of a shape take turns, so that
-a change of clocks or load meets both; the row has medians and their spread. On one
-device the operation is the matrix product alone.
+The programs of a shape take turns over several sets of inputs, more than a cache holds,
+so that a change of clocks or load meets them all; each call waits for the one before,
+on the clock of the host. A row has medians and quartiles.
+
+On several devices the operations run against XLA's product and collective. On one GPU
+its product is timed alone, and then ranks that share it against XLA's products of all
+ranks and one reduction, whose own speed is a row as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import json
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh
 
-from jax_symm.ops._rules import Op
-from jax_symm.ops.gemm import gemm_all_reduce, gemm_reduce_scatter, plan
-from jax_symm.ops.reference import local_product
+from jax_symm import _backends, _bench_plot
+from jax_symm._bench_programs import (
+    Case,
+    Program,
+    Times,
+    compile_program,
+    fused_program,
+    inputs_of_ranks,
+    interleave,
+    make_inputs,
+    unfused_programs,
+)
+from jax_symm._shared_gpu import SharedGpu
+from jax_symm.ops._rules import Op, Plan
+from jax_symm.ops.gemm import plan
 from jax_symm.workspace import Workspace
 
 SUMMARY = "time the operations against XLA's own, as JSON rows"
 
 # Row-parallel layers by name: n and k of the whole layer (public model configurations).
 LAYERS: dict[str, tuple[int, int]] = {
+    "llama-3.1-8b-o-proj": (4096, 4096),
     "llama-3.1-8b-down": (4096, 14336),
+    "llama-3.1-70b-o-proj": (8192, 8192),
     "llama-3.1-70b-down": (8192, 28672),
-    "kimi-k3-o-proj": (7168, 12288),
-    "deepseek-v3-o-proj": (7168, 16384),
+    "llama-3.1-405b-down": (16384, 53248),
+    "qwen3-32b-o-proj": (5120, 8192),
     "qwen3-32b-down": (5120, 25600),
+    "deepseek-v3-o-proj": (7168, 16384),
+    "deepseek-v3-down": (7168, 18432),
+    "kimi-k3-o-proj": (7168, 12288),
+    "kimi-k3-down": (7168, 33792),
+    "gemma-3-27b-down": (5376, 21504),
+    "gpt-oss-120b-o-proj": (2880, 4096),
 }
+_DEFAULT_LAYERS = (
+    "llama-3.1-8b-down",
+    "llama-3.1-70b-down",
+    "kimi-k3-o-proj",
+    "deepseek-v3-o-proj",
+    "qwen3-32b-down",
+)
 _OPS: tuple[Op, ...] = ("reduce_scatter", "all_reduce")
-_CACHE_BYTES = 150e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One shape: `m` rows by `n` columns, `k` per rank, and where it comes from."""
-
-    name: str
-    m: int
-    n: int
-    k: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the subcommand."""
     parser.description = __doc__
-    parser.add_argument("--layers", nargs="*", default=list(LAYERS), choices=LAYERS)
+    parser.add_argument(
+        "--layers", nargs="*", default=list(_DEFAULT_LAYERS), choices=LAYERS
+    )
+    parser.add_argument(
+        "--shape", type=int, nargs=2, metavar=("N", "K"), help="a layer of one's own"
+    )
     parser.add_argument("--m", type=int, nargs="*", default=[1024, 4096, 8192, 16384])
     parser.add_argument("--tp", type=int, default=0, help="split of k; 0: the devices")
     parser.add_argument("--w-layout", choices=("kn", "nk"), default="kn")
-    parser.add_argument("--path", default="auto", help="as path= of the operations")
+    parser.add_argument(
+        "--paths", nargs="*", default=["auto"], help="as path= of the operations"
+    )
+    parser.add_argument(
+        "--shared-ranks",
+        type=int,
+        nargs="*",
+        default=[],
+        help="also time this many ranks that share one GPU",
+    )
+    parser.add_argument("--sm-margin", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="JSON file; default: standard output")
+    parser.add_argument("--plot", type=Path, help="image file (needs matplotlib)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Times every case and writes the rows; returns the exit status."""
-    devices = jax.devices()
-    mesh = Mesh(np.asarray(devices, dtype=object), ("tp",), axis_types=(AxisType.Auto,))
-    split = arguments.tp or len(devices)
     rows: list[dict[str, Any]] = []
-    for name in arguments.layers:
-        n, k = LAYERS[name]
-        for m in arguments.m:
-            rows += time_case(mesh, Case(name, m, n, k // split), arguments)
     document = {
         "machine": describe_machine(),
         "command": " ".join(["python -m jax_symm", *sys.argv[1:]]),
         "rows": rows,
     }
-    text = json.dumps(document, indent=1)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
-    else:
-        print(text)
+    for measured in _measure(arguments):
+        rows += measured
+        for row in measured:
+            _report(row)
+        if arguments.out:  # at once: a run that is cut short leaves what it has
+            arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    if not arguments.out:
+        print(json.dumps(document, indent=1))
+    if arguments.plot:
+        _bench_plot.draw(document, arguments.plot)
     return 0
+
+
+def _measure(arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """The rows, case by case."""
+    devices = jax.devices()
+    mesh = Mesh(np.asarray(devices, dtype=object), ("tp",), axis_types=(AxisType.Auto,))
+    for case in _cases(arguments, len(devices)):
+        yield time_case(mesh, case, arguments)
+    on_gpu = devices[0].platform == "gpu"
+    backend = _backends.backend("gpu") if on_gpu else None
+    for ranks in arguments.shared_ranks:
+        for case in _cases(arguments, ranks):
+            yield time_shared(devices[0], ranks, case, arguments, backend)
+
+
+def _cases(arguments: argparse.Namespace, ranks: int) -> list[Case]:
+    split = arguments.tp or ranks
+    layers = {name: LAYERS[name] for name in arguments.layers}
+    if arguments.shape:
+        layers = {"custom": tuple(arguments.shape)}
+    return [
+        Case(name, m, n, k // split)
+        for name, (n, k) in layers.items()
+        for m in arguments.m
+    ]
 
 
 def time_case(
     mesh: Mesh, case: Case, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The rows of one shape: one for each operation, or one for the product alone."""
+    """The rows of one shape: one for each operation and path, or the product alone."""
     ranks = mesh.size
-    ops = _OPS if ranks > 1 else _OPS[:1]
-    xs, ws = make_inputs(mesh, case, arguments.w_layout)
+    operands = make_inputs(mesh, case, arguments.w_layout)
     rows = []
     with Workspace(
-        mesh, "tp", max_m=case.m, n=case.n, ops=ops, multicast="never"
+        mesh,
+        "tp",
+        max_m=case.m,
+        n=case.n,
+        multicast="never",
+        sm_margin=arguments.sm_margin,
     ) as workspace:
-        for op in ops:
-            chosen = _plan(op, case, workspace, arguments)
-            fused = compile_program(mesh, op, arguments.w_layout, workspace, chosen)
-            plain = compile_program(mesh, op, arguments.w_layout, None, "xla")
-            programs = {"ours": fused, "xla": plain}
-            times = interleave(programs, (xs, ws), arguments.rounds, len(xs))
-            rows.append(make_row(op, case, ranks, chosen, times))
-            print(_line(rows[-1]), file=sys.stderr, flush=True)
+        for op in _OPS if ranks > 1 else _OPS[:1]:
+            plans = [
+                _plan(path, op, case, workspace, arguments.w_layout)
+                for path in arguments.paths
+            ]
+            sides: dict[str, tuple[Workspace | None, str]] = {
+                **{plan.path: (workspace, plan.path) for plan in plans},
+                "xla": (None, "xla"),
+                "products": (None, "products"),
+            }
+            compiled = {
+                name: compile_program(mesh, op, arguments.w_layout, *side)
+                for name, side in sides.items()
+            }
+            programs = {
+                name: Program(functools.partial(program, *operands))
+                for name, program in compiled.items()
+            }
+            times = interleave(programs, arguments.rounds, len(operands[0]))
+            for plan in plans:
+                link_us = float((plan.config or {}).get("link_us", 0.0))
+                rows.append(make_row(op, case, ranks, plan.path, times, link_us))
     return rows
 
 
-def _plan(
-    op: str, case: Case, workspace: Workspace, arguments: argparse.Namespace
-) -> str:
-    """The path to time: where `auto` would leave a call to XLA, the peer path."""
-    if arguments.path != "auto":
-        return str(arguments.path)
-    w_shape = (case.k, case.n) if arguments.w_layout == "kn" else (case.n, case.k)
-    chosen = plan(
-        op,  # type: ignore[arg-type]
+def _plan(path: Any, op: Op, case: Case, workspace: Workspace, w_layout: Any) -> Plan:
+    """The plan of the path to time: never XLA's, also where `auto` would take it."""
+    find = functools.partial(
+        plan,
+        op,
         jax.ShapeDtypeStruct((case.m, case.k), jnp.bfloat16),
-        jax.ShapeDtypeStruct(w_shape, jnp.bfloat16),
+        jax.ShapeDtypeStruct(
+            (case.k, case.n) if w_layout == "kn" else (case.n, case.k), jnp.bfloat16
+        ),
         "tp",
         workspace=workspace,
-        w_layout=arguments.w_layout,
+        w_layout=w_layout,
     )
-    on_cpu = workspace.spec.platform == "cpu"
-    return "host" if on_cpu else ("peer" if chosen.path == "xla" else chosen.path)
+    found = find(path=path)
+    return find(path="peer") if found.path == "xla" else found
 
 
-def make_inputs(
-    mesh: Mesh, case: Case, w_layout: str
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Sets of operands, sharded over k, together larger than a cache."""
-    per_set = 2 * (case.m * case.k + case.k * case.n + case.m * case.n)
-    count = max(2, min(8, 1 + int(_CACHE_BYTES // per_set)))
-    kn = w_layout == "kn"
-    x_sharding = NamedSharding(mesh, P(None, "tp"))
-    w_sharding = NamedSharding(mesh, P("tp", None) if kn else P(None, "tp"))
-    k = case.k * mesh.size
+def time_shared(
+    device: Any,
+    ranks: int,
+    case: Case,
+    arguments: argparse.Namespace,
+    backend: Any,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Rows of ranks that share a GPU, and of the reduction that they do without.
 
-    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        left, right = jax.random.split(key)
-        w_shape = (k, case.n) if kn else (case.n, k)
-        x = jax.random.normal(left, (case.m, k), jnp.bfloat16)
-        return x, jax.random.normal(right, w_shape, jnp.bfloat16) * k**-0.5
-
-    make = jax.jit(draw, out_shardings=(x_sharding, w_sharding))
-    drawn = [make(jax.random.key(i)) for i in range(count)]
-    return [x for x, _ in drawn], [w for _, w in drawn]
-
-
-def compile_program(
-    mesh: Mesh, op: str, w_layout: Any, workspace: Workspace | None, path: Any
-) -> Callable[..., Any]:
-    """All sets of inputs, one call after the other."""
-    alone = mesh.size == 1
-    scatter = op == "reduce_scatter"
-
-    def call(x: jax.Array, w: jax.Array) -> jax.Array:
-        if alone and workspace is None:
-            return local_product(x, w, w_layout, x.dtype)
-        fused = gemm_reduce_scatter if scatter else gemm_all_reduce
-        return fused(x, w, "tp", workspace=workspace, w_layout=w_layout, path=path)
-
-    def chain(xs: Sequence[jax.Array], ws: Sequence[jax.Array]) -> list[jax.Array]:
-        outputs: list[jax.Array] = []
-        for x, w in zip(xs, ws, strict=True):
-            if outputs:
-                # Nothing of this call may run before the last one has ended.
-                x, w, outputs[-1] = lax.optimization_barrier((x, w, outputs[-1]))
-            outputs.append(call(x, w))
-        return outputs
-
-    return jax.jit(
-        jax.shard_map(
-            chain,
-            mesh=mesh,
-            in_specs=(
-                P(None, "tp"),
-                P("tp", None) if w_layout == "kn" else P(None, "tp"),
-            ),
-            out_specs=P("tp", None) if scatter else P(),
-            check_vma=not alone,
-        )
-    )
-
-
-def interleave(
-    programs: dict[str, Callable[..., Any]], operands: Any, rounds: int, calls: int
-) -> dict[str, list[float]]:
-    """Microseconds per call of each program, round by round."""
-    for program in programs.values():
-        jax.block_until_ready(program(*operands))
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(rounds):
-        for name, program in programs.items():
-            jax.block_until_ready(program(*operands))  # hides the dispatch of the next
-            begin = time.perf_counter()
-            repeats = 3
-            for _ in range(repeats):
-                result = program(*operands)
-            jax.block_until_ready(result)
-            times[name].append(1e6 * (time.perf_counter() - begin) / (repeats * calls))
-    return times
+    Args:
+      device: The GPU, or any device to time the reduction alone.
+      ranks: How many.
+      case: The shape.
+      arguments: Of the subcommand.
+      backend: Memory of GPUs; None to time the reduction alone.
+      **options: Of `SharedGpu`.
+    """
+    xs, ws = inputs_of_ranks(device, ranks, case, arguments.w_layout)
+    programs = unfused_programs(xs, ws, ranks, case, arguments.w_layout)
+    if backend is None:
+        times = interleave(programs, arguments.rounds, len(xs))
+        return [reduction_row(case, ranks, times)]
+    rows = []
+    with SharedGpu(ranks, device, backend, max_m=case.m, n=case.n, **options) as shared:
+        for op in _OPS:
+            fused = {
+                path: fused_program(
+                    shared, op, case, xs, ws, arguments.w_layout, reducer
+                )
+                for path, reducer in (("peer", "push"), ("peer_pull", "pull"))
+            }
+            times = interleave({**fused, **programs}, arguments.rounds, len(xs))
+            # What no rank can do without: partials written once and read once.
+            bytes_us = statistics.median(times["copy"]) * 2 * ranks / (ranks + 1)
+            rows += [
+                make_row(op, case, ranks, path, times, bytes_us, shared=True)
+                for path in fused
+            ]
+    return [*rows, reduction_row(case, ranks, times)]
 
 
 def make_row(
-    op: str, case: Case, ranks: int, path: str, times: dict[str, list[float]]
+    op: str,
+    case: Case,
+    ranks: int,
+    path: str,
+    times: Times,
+    bytes_us: float = 0.0,
+    *,
+    shared: bool = False,
 ) -> dict[str, Any]:
-    """One row of the document."""
-    ours, xla = (statistics.median(times[name]) for name in ("ours", "xla"))
+    """One row of the document.
+
+    Args:
+      op: The operation.
+      case: The shape.
+      ranks: How many.
+      path: Whose times are ours; "xla" has the other side's, "products" the products'.
+      times: Of `interleave`.
+      bytes_us: Least time for the bytes that must move, in microseconds.
+      shared: Whether the ranks share a GPU; then the products are those of all ranks.
+    """
+    ours, xla = (statistics.median(times[name]) for name in (path, "xla"))
+    floor = max(statistics.median(times["products"]), bytes_us)
     share = (1 if op == "reduce_scatter" else 2) * (ranks - 1) / ranks
-    collective = "psum_scatter" if op == "reduce_scatter" else "psum"
+    products = ranks if shared else 1
     return {
-        "op": "gemm" if ranks == 1 else f"gemm_{op}",
+        **_heading("gemm" if ranks == 1 else f"gemm_{op}", case, ranks, path),
+        **_spread(times[path]),
+        "tflops": _digits(2e-6 * products * case.m * case.n * case.k / ours),
+        "gbps": _digits(2e-3 * share * case.m * case.n / ours),
+        "ratio_to": _other_side(op, ranks, shared),
+        "xla_us": round(xla, 2),
+        "ratio": round(xla / ours, 4),
+        "floor_us": round(floor, 2),
+        "percent_of_floor": round(100 * floor / ours, 1),
+    }
+
+
+def reduction_row(case: Case, ranks: int, times: Times) -> dict[str, Any]:
+    """The row of XLA's reduction of the partials, against a copy of as many bytes."""
+    reduction, copy = (statistics.median(times[n]) for n in ("reduction", "copy"))
+    return {
+        **_heading("reduction", case, ranks, "xla"),
+        **_spread(times["reduction"]),
+        "tflops": 0.0,
+        "gbps": _digits(2e-3 * (ranks + 1) * case.m * case.n / reduction),
+        "ratio_to": "copy",
+        "xla_us": round(copy, 2),
+        "ratio": round(copy / reduction, 4),
+        "floor_us": round(copy, 2),
+        "percent_of_floor": round(100 * copy / reduction, 1),
+    }
+
+
+def _other_side(op: str, ranks: int, shared: bool) -> str:
+    if shared:
+        return "xla_gemm_plus_reduction"
+    if ranks == 1:
+        return "xla_dot"
+    return "xla_dot_psum_scatter" if op == "reduce_scatter" else "xla_dot_psum"
+
+
+def _heading(op: str, case: Case, ranks: int, path: str) -> dict[str, Any]:
+    return {
+        "op": op,
         "arch": _architecture(),
         "path": path,
         "R": ranks,
@@ -224,28 +316,39 @@ def make_row(
         "m": case.m,
         "n": case.n,
         "k": case.k,
-        "us": round(ours, 2),
-        "us_spread": round(max(times["ours"]) - min(times["ours"]), 2),
-        "tflops": round(2e-6 * case.m * case.n * case.k / ours, 1),
-        "gbps": round(2e-3 * share * case.m * case.n / ours, 1),
-        "ratio_to": "xla_dot" if ranks == 1 else f"xla_dot_{collective}",
-        "xla_us": round(xla, 2),
-        "ratio": round(xla / ours, 4),
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    return (
+def _spread(times: Sequence[float]) -> dict[str, Any]:
+    low, _, high = statistics.quantiles([*times, *times], n=4)
+    return {
+        "us": round(statistics.median(times), 2),
+        "us_spread": round(max(times) - min(times), 2),
+        "us_quartiles": [round(low, 2), round(high, 2)],
+    }
+
+
+def _digits(value: float) -> float:
+    """Four of them: small machines count as well as large ones."""
+    return float(f"{value:.4g}")
+
+
+def _report(row: dict[str, Any]) -> None:
+    print(
         f"{row['op']:20} {row['path']:9} R={row['R']} {row['name']:20} "
         f"m={row['m']:<6} n={row['n']:<6} k={row['k']:<6} {row['us']:9.1f} us "
-        f"{row['tflops']:7.1f} TFLOP/s {row['gbps']:7.1f} GB/s   "
-        f"x{row['ratio']:.3f} of {row['ratio_to']}"
+        f"{row['tflops']:7.1f} TFLOP/s {row['gbps']:7.1f} GB/s "
+        f"{row['percent_of_floor']:5.1f} % of floor   "
+        f"x{row['ratio']:.3f} of {row['ratio_to']}",
+        file=sys.stderr,
+        flush=True,
     )
 
 
 def _architecture() -> str:
-    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-    return f"sm{capability.replace('.', '')}" if capability else platform.machine()
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", ""))
+    return f"sm{capability.replace('.', '')}" if capability else str(device.platform)
 
 
 def describe_machine() -> dict[str, Any]:

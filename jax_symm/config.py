@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 
 from jax_symm.errors import SymmValueError
 
-Path = Literal["auto", "host", "peer", "multicast", "xla"]
+Path = Literal["auto", "host", "peer", "peer_pull", "multicast", "xla"]
 
 _PATHS: tuple[Path, ...] = get_args(Path)
 

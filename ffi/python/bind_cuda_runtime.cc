@@ -115,6 +115,7 @@ void BindWorkspace(nb::module_& module) {
 
 Reducer ReducerOf(const std::string& path, const GemmProblem& problem, bool multicast) {
   if (path == "peer") return Reducer::kPush;
+  if (path == "peer_pull") return Reducer::kPull;
   return path == "multicast" ? Reducer::kMulticast : ChooseReducer(problem, multicast);
 }
 

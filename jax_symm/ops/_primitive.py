@@ -230,7 +230,7 @@ def _lower(
     _rules.require(plan, op, spec)
     if plan.path == "host":
         return _lower_host(problem, ctx, x, w, axis_index, **params)
-    if plan.path in ("peer", "multicast"):
+    if plan.path in ("peer", "peer_pull", "multicast"):
         return _lower_cuda(problem, ctx, x, w, axis_index, **params)
     if params["path"] == "auto":
         _log_fallback(op, plan.reason)

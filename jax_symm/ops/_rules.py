@@ -168,7 +168,7 @@ class Plan:
     """Which path a call takes, and why.
 
     Attributes:
-      path: "host", "peer", "multicast" or "xla".
+      path: "host", "peer", "peer_pull", "multicast" or "xla".
       reason: Why this path, or, if `can_run` is false, what is in the way.
       can_run: Whether `path` can run this call.
       should_run: Whether `path="auto"` takes a fused path (any but "xla").

@@ -48,7 +48,9 @@ def gemm_reduce_scatter(
       scatter_dimension: Dimension of x to scatter, any but the last.
       w_layout: "kn" or "nk". Neither costs a copy.
       preferred_element_type: dtype of the result: None for the operands' or float32.
-      path: "auto", or a path to insist on: "host", "peer", "multicast" or "xla".
+      path: "auto", or a path to insist on: "host", "peer", "multicast" or "xla"; or
+        "peer_pull", by which ranks fetch partials and are not sent them: for
+        measurements, "auto" never takes it.
 
     Returns:
       `[*batch, ceil(m / R), n]`, varying over the axis. Products are accumulated in

@@ -7,13 +7,11 @@ again. `late[r]` is how many seconds rank r comes late.
 | rig | ranks are | through | path |
 |---|---|---|---|
 | cpu | CPU devices | jit of shard_map | host |
-| gpus | GPUs | jit of shard_map | peer |
+| gpus | GPUs | jit of shard_map | peer, peer_pull |
 | shared | streams of one GPU, each with its part of the multiprocessors | the native module | push, pull |
 | fake | the same, over the fake driver, which computes what a launch says | as shared | push, pull |
 """
 
-import ctypes
-import itertools
 import random
 import time
 import zlib
@@ -27,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_symm
 from jax_symm import _backends, _native
+from jax_symm._shared_gpu import SharedGpu, native_problem
 from jax_symm.ops import _rules
 
 ON_GPU = ("shared", "gpus")
@@ -36,16 +35,15 @@ _NEEDS = {
     "shared": lambda ranks: [pytest.mark.requires("gpu")],
     "gpus": lambda ranks: [pytest.mark.multigpu(ranks)],
 }
-_names = itertools.count()
-_MULTIPROCESSORS = 16  # CUdevice_attribute
 
 
 class JitRanks:
     """One device a rank, in one process."""
 
-    def __init__(self, ranks, devices, path, *, max_m, n, timeout_s=60.0):
+    def __init__(self, ranks, devices, paths, *, max_m, n, timeout_s=60.0):
         self.world_size = ranks
-        self.path = path
+        self.reducers = paths
+        self.path = paths[0]
         self.mesh = Mesh(
             np.asarray(devices[:ranks], dtype=object),
             ("tp",),
@@ -60,13 +58,12 @@ class JitRanks:
             multicast="never",
             timeout_s=timeout_s,
         )
-        self.reducers = (None,)
 
     def put(self, array, spec):
         return jax.device_put(array, NamedSharding(self.mesh, spec))
 
     def prepare(self, op, x, w, *, reducer=None, late=None, **options):
-        return JitCall(self, op, x, w, late, options)
+        return JitCall(self, op, x, w, reducer or self.path, late, options)
 
     def call(self, *args, **options):
         return self.prepare(*args, **options).start().result()
@@ -83,7 +80,7 @@ class JitRanks:
 
 
 class JitCall:
-    def __init__(self, rig, op, x, w, late, options):
+    def __init__(self, rig, op, x, w, path, late, options):
         call = getattr(jax_symm, f"gemm_{op}")
         kn = options.get("w_layout", "kn") == "kn"
         specs = (
@@ -97,7 +94,7 @@ class JitCall:
         def body(x, w):
             if late is not None:
                 x = x + _wait(late).astype(x.dtype)
-            return call(x, w, "tp", workspace=rig.workspace, path=rig.path, **options)
+            return call(x, w, "tp", workspace=rig.workspace, path=path, **options)
 
         self._function = jax.jit(
             jax.shard_map(body, mesh=rig.mesh, in_specs=specs, out_specs=P(*out))
@@ -128,53 +125,10 @@ def _wait(late):
     return jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), rank)
 
 
-class SharedRanks:
-    """R ranks on one GPU: a workspace, a stream and a part of the GPU for each."""
+class SharedRanks(SharedGpu):
+    """R ranks on one GPU, or on what the fake driver says is one."""
 
-    def __init__(
-        self, ranks, device, backend, driver_path, *, max_m, n, timeout_s=10.0
-    ):
-        self.world_size = ranks
-        self.device = device
-        self.reducers = ("push", "pull")
-        self.backend = backend
-        self._driver = Driver(driver_path)
-        native = _native.module()
-        capacity = _rules.capacity_bytes(ranks, max_m, n, np.dtype(np.float32))
-        unit = backend.granularity(0)
-        nbytes = -(-native.cuda_workspace_nbytes(ranks, capacity, True) // unit) * unit
-        self._memory = [
-            backend.map(backend.create(0, nbytes, native.HandleType.NONE), [0])
-            for _ in range(ranks)
-        ]
-        for mapping in self._memory:
-            backend.zero(0, mapping, 0, nbytes)
-        backend.synchronize(0)
-        nonce = next(_names)
-        # A rank whose kernels never become resident would never come.
-        margin = self._driver.multiprocessors - self._driver.multiprocessors // ranks
-        self._workspaces = [
-            native.open_cuda_workspace(
-                backend,
-                name=f"shared-{nonce}-{rank}",
-                nonce=nonce,
-                timeout_ns=int(timeout_s * 1e9),
-                world_size=ranks,
-                capacity_bytes=capacity,
-                all_reduce=True,
-                axis="tp",
-                rank_labels=[[f"rank {r}" for r in range(ranks)]],
-                locals=[native.CudaLocalRank(0, 0, rank, self._memory)],
-                sm_margin=margin,
-            )
-            for rank in range(ranks)
-        ]
-        self._timeout_s = timeout_s
-        self.streams = [self._driver.stream() for _ in range(ranks)]
-        self.indices = [self.put(np.int32(rank)) for rank in range(ranks)]
-
-    def put(self, array):
-        return jax.block_until_ready(jax.device_put(array, self.device))
+    reducers = ("push", "pull")
 
     def prepare(self, op, x, w, *, reducer="push", late=None, **options):
         return SharedCall(self, op, x, w, reducer, late, options)
@@ -182,45 +136,17 @@ class SharedRanks:
     def call(self, *args, **options):
         return self.prepare(*args, **options).start().result()
 
-    def submit(self, rank, problem, reducer, buffers, identity, stream=None):
-        """One call of one rank; `buffers` are arrays (x, w, output)."""
-        x, w, output = (a.unsafe_buffer_pointer() for a in buffers)
-        self._workspaces[rank].submit(
-            device_ordinal=0,
-            problem=problem,
-            reducer=reducer,
-            x=x,
-            w=w,
-            output=output,
-            axis_index=self.indices[rank].unsafe_buffer_pointer(),
-            call=identity,
-            stream=self.streams[rank] if stream is None else stream,
-        )
-
-    def synchronize(self):
-        for stream in self.streams:
-            self._driver.synchronize(stream)
-
     def check(self):
-        for workspace in self._workspaces:
+        for workspace in self.workspaces:
             workspace.check()
 
     def calls(self):
         return sum(
             count
-            for workspace in self._workspaces
+            for workspace in self.workspaces
             for path, _, _, count in workspace.calls()
             if path == "peer"
         )
-
-    def close(self):
-        self.synchronize()
-        for workspace in self._workspaces:
-            workspace.close(int(self._timeout_s * 1e9))
-        for mapping in self._memory:
-            mapping.release()
-        for stream in self.streams:
-            self._driver.destroy(stream)
 
 
 class SharedCall:
@@ -262,21 +188,6 @@ class SharedCall:
         return outputs[0]
 
 
-def native_problem(shape, w_layout):
-    return _native.module().GemmProblem(
-        op=shape.op,
-        dtype=shape.dtype.name,
-        out_dtype=shape.out_dtype.name,
-        w_layout=w_layout,
-        ranks=shape.world_size,
-        batch=shape.batch,
-        rows=shape.rows,
-        shard_rows=shape.shard_rows,
-        n=shape.n,
-        k=shape.k,
-    )
-
-
 def _fetch(array):
     """What is in the memory of an array now: JAX may remember what it read before."""
     return np.array(jnp.copy(array))
@@ -287,35 +198,6 @@ def _assert_same_bits(a, b):
         np.ascontiguousarray(a).view(np.uint8).ravel(),
         np.ascontiguousarray(b).view(np.uint8).ravel(),
     )
-
-
-class Driver:
-    """The few calls of the CUDA driver that streams need."""
-
-    def __init__(self, path):
-        self._library = ctypes.CDLL(path)
-        context, count = ctypes.c_void_p(), ctypes.c_int()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self._context = context
-        self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSORS, 0)
-        self.multiprocessors = count.value
-
-    def _call(self, name, *arguments):
-        result = getattr(self._library, name)(*arguments)
-        assert result == 0, f"{name} answered {result}"
-
-    def stream(self):
-        self._call("cuCtxSetCurrent", self._context)
-        made = ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(made), 1)  # not the legacy stream's
-        return made.value
-
-    def synchronize(self, stream):
-        self._call("cuCtxSetCurrent", self._context)
-        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
-
-    def destroy(self, stream):
-        self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
 
 def rigs(*sizes, kinds=tuple(_NEEDS)):
@@ -333,13 +215,12 @@ def rigs(*sizes, kinds=tuple(_NEEDS)):
 def open_rig(kind, ranks, *, fake_driver=None, **options):
     """A group of `ranks` ranks of one kind; see the table above."""
     if kind == "cpu":
-        return JitRanks(ranks, jax.devices("cpu"), "host", **options)
+        return JitRanks(ranks, jax.devices("cpu"), ("host",), **options)
     if kind == "gpus":
-        return JitRanks(ranks, jax.devices("gpu"), "peer", **options)
+        return JitRanks(ranks, jax.devices("gpu"), ("peer", "peer_pull"), **options)
     if kind == "fake":
         backend = _native.module().cuda_backend(fake_driver)
         device = jax.devices("cpu")[0]
-        return SharedRanks(ranks, device, backend, fake_driver, **options)
-    device = jax.devices("gpu")[0]
+        return SharedRanks(ranks, device, backend, driver_path=fake_driver, **options)
     backend = _backends.backend("gpu")
-    return SharedRanks(ranks, device, backend, "libcuda.so.1", **options)
+    return SharedRanks(ranks, jax.devices("gpu")[0], backend, **options)

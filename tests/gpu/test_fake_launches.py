@@ -1,10 +1,14 @@
 """What opening a workspace and launching on it asks of the driver, over the fake one."""
 
+import argparse
+
+import jax
 import numpy as np
 import pytest
 import rank_rigs
 from test_rank_cases import integers, wanted
 
+from jax_symm import bench
 from jax_symm.errors import SymmError, SymmMemoryError, SymmValueError
 
 pytestmark = pytest.mark.requires("kernels")
@@ -19,11 +23,11 @@ def rig(fake_driver):
     opened.close()
 
 
-def open_one(rig, margin):
+def open_one(rig, driver, margin):
     """A workspace of one rank on the rig's memory."""
     native = rank_rigs._native.module()
     return native.open_cuda_workspace(
-        rig.backend,
+        native.cuda_backend(driver),
         name="one",
         nonce=1,
         timeout_ns=10**9,
@@ -32,7 +36,7 @@ def open_one(rig, margin):
         all_reduce=True,
         axis="tp",
         rank_labels=[["rank 0", "rank 1", "rank 2", "rank 3"]],
-        locals=[native.CudaLocalRank(0, 0, 0, rig._memory)],
+        locals=[native.CudaLocalRank(0, 0, 0, rig.memory)],
         sm_margin=margin,
     )
 
@@ -64,11 +68,11 @@ def test_ranks_choose_alike(rig, fake_machine):
     assert chosen[0] == chosen[1] == chosen[2] == chosen[3]
 
 
-def test_a_margin_leaves_at_least_one_multiprocessor(rig):
-    open_one(rig, MULTIPROCESSORS - 1).close(10**9)
+def test_a_margin_leaves_at_least_one_multiprocessor(rig, fake_driver):
+    open_one(rig, fake_driver, MULTIPROCESSORS - 1).close(10**9)
     for margin in (MULTIPROCESSORS, 4_000_000_000):
         with pytest.raises(SymmValueError, match=f"sm_margin: got {margin} of the 132"):
-            open_one(rig, margin)
+            open_one(rig, fake_driver, margin)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +83,14 @@ def test_a_margin_leaves_at_least_one_multiprocessor(rig):
         ("cuDevicePrimaryCtxRetain", 999, SymmError),
     ],
 )
-def test_a_failed_opening_leaves_no_name(rig, fake_machine, call, result, kind):
+def test_a_failed_opening_leaves_no_name(
+    rig, fake_driver, fake_machine, call, result, kind
+):
     fake_machine.script(faults=[("raw", call, 1, result)])
     with pytest.raises(kind, match=call):
-        open_one(rig, 0)
+        open_one(rig, fake_driver, 0)
     fake_machine.script(faults=[])
-    open_one(rig, 0).close(10**9)
+    open_one(rig, fake_driver, 0).close(10**9)
 
 
 def test_a_launch_that_fails_says_which(rig, fake_machine):
@@ -102,3 +108,29 @@ def test_a_call_that_does_not_fit(rig):
     x, w = integers(2, 4, 4096, 512, 64)
     with pytest.raises(SymmValueError, match="does not fit its workspace"):
         rig.call("all_reduce", x, w)
+
+
+def test_the_benchmark_of_ranks_that_share_a_gpu(fake_driver, fake_machine):
+    """Its rows and its launches; what they take is the fake driver's time."""
+    fake_machine.script(faults=[])
+    arguments = argparse.Namespace(w_layout="nk", rounds=1)
+    case = bench.Case("small", m=64, n=64, k=64)
+    rows = bench.time_shared(
+        jax.devices("cpu")[0],
+        2,
+        case,
+        arguments,
+        rank_rigs._native.module().cuda_backend(fake_driver),
+        driver_path=fake_driver,
+    )
+    assert [(row["op"], row["path"]) for row in rows] == [
+        ("gemm_reduce_scatter", "peer"),
+        ("gemm_reduce_scatter", "peer_pull"),
+        ("gemm_all_reduce", "peer"),
+        ("gemm_all_reduce", "peer_pull"),
+        ("reduction", "xla"),
+    ]
+    kernels = {kernel for kernel, _, _, _ in fake_machine.report()["launches"]}
+    ends = {"push_rs", "push_ar", "pull_rs", "pull_ar"}
+    assert {"_".join(kernel.split("_")[-2:]) for kernel in kernels} == ends
+    assert all("_nk_" in kernel for kernel in kernels)

@@ -296,12 +296,13 @@ def test_two_threads_may_call(rig, open_rig):
 def test_two_streams_of_a_rank(rig, open_rig):
     """C14: calls of one workspace on two streams are one sequence."""
     rig = open_rig(*rig, max_m=160, n=64)
-    other = [rig._driver.stream() for _ in range(rig.world_size)]
+    own = [None] * rig.world_size
+    other = [rig.new_stream() for _ in range(rig.world_size)]
     plus = integers(8, rig.world_size, 128, 64, 64)
     minus = (-plus[0], plus[1])
     calls = [rig.prepare("all_reduce", x, w) for x, w in (plus, minus)]
     for _ in range(20):
-        for call, streams in zip(calls, (rig.streams, other), strict=True):
+        for call, streams in zip(calls, (own, other), strict=True):
             for rank in range(rig.world_size):
                 rig.submit(
                     rank,
@@ -311,14 +312,10 @@ def test_two_streams_of_a_rank(rig, open_rig):
                     call.identity,
                     streams[rank],
                 )
-    for stream in other:
-        rig._driver.synchronize(stream)
     first, second = (call.result().astype(np.float32) for call in calls)
     np.testing.assert_array_equal(first, -second)
     expected = wanted("all_reduce", *plus, rig.world_size).astype(np.float32)
     np.testing.assert_array_equal(first, expected)
-    for stream in other:
-        rig._driver.destroy(stream)
 
 
 @rigs(2, 4, kinds=("fake", "shared"))
@@ -331,7 +328,7 @@ def test_another_call_on_one_rank_is_an_error(rig, open_rig):
         call = calls[rank == 1]
         rig.submit(rank, call.problem, "push", call.buffers[rank], call.identity)
     rig.synchronize()
-    for workspace in rig._workspaces:
+    for workspace in rig.workspaces:
         with pytest.raises(SymmStateError, match="made another call than"):
             workspace.check()
 
@@ -346,7 +343,7 @@ def test_a_rank_that_never_comes(rig, open_rig):
         rig.submit(rank, call.problem, "push", call.buffers[rank], call.identity)
     rig.synchronize()
     missing = f"rank {rig.world_size - 1} did not come"
-    for workspace in rig._workspaces[:-1]:
+    for workspace in rig.workspaces[:-1]:
         with pytest.raises(SymmTimeoutError, match=missing):
             workspace.check()
     out = np.array(jnp.copy(call.buffers[0][2]))

@@ -111,7 +111,8 @@ def test_a_build_without_kernels_says_so(monkeypatch):
 
 def test_the_plan_is_of_the_path_asked_for():
     agreed = dataclasses.replace(SPEC, no_multicast=(None,))
-    for path, reducer in (("peer", "push"), ("multicast", "multicast")):
+    reducers = {"peer": "push", "peer_pull": "pull", "multicast": "multicast"}
+    for path, reducer in reducers.items():
         for op in _rules.OPS:
             chosen = plan(op, spec=agreed, path=path)
             assert (chosen.path, chosen.can_run) == (path, True)
