@@ -147,15 +147,19 @@ def test_a_process_that_skips_a_call(place, alive_but_wrong):
         assert any(name in text for name in victim(place)), text
 
 
-def test_a_process_that_makes_another_call(place, alive_but_wrong):
+@pytest.mark.parametrize(
+    ("scenario", "both"),
+    [
+        ("makes_another_call", ["gemm_all_reduce", "gemm_reduce_scatter"]),
+        ("makes_a_smaller_call", ["m=18", "m=17"]),
+    ],
+)
+def test_a_process_that_makes_another_call(place, alive_but_wrong, scenario, both):
     """C16, C17: an error on all that says so; never a wrong sum."""
-    seen = errors(place, alive_but_wrong, "makes_another_call.", also_culprit=True)
+    seen = errors(place, alive_but_wrong, f"{scenario}.", also_culprit=True)
     for _, text in seen:
-        if place.on_gpu:
-            assert "made another call than" in text
-        else:
-            assert "gemm_all_reduce" in text
-            assert "gemm_reduce_scatter" in text
+        expected = ["made another call than"] if place.on_gpu else both
+        assert all(part in text for part in expected), text
 
 
 def test_two_calls_in_opposite_order(place, alive_but_wrong):
@@ -170,7 +174,13 @@ def test_two_calls_in_opposite_order(place, alive_but_wrong):
 
 @pytest.mark.parametrize(
     "scenario",
-    ["comes_too_late", "skips_a_call", "makes_another_call", "swaps_two_calls"],
+    [
+        "comes_too_late",
+        "skips_a_call",
+        "makes_another_call",
+        "makes_a_smaller_call",
+        "swaps_two_calls",
+    ],
 )
 def test_a_new_workspace_works_afterwards(alive_but_wrong, scenario):
     for rank in alive_but_wrong:

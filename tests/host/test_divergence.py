@@ -12,8 +12,7 @@ from worlds import world
 
 import jax_symm
 
-# The time-out is 3 s; a machine under load may take longer to say so, never for ever.
-BOUND_S = 20
+TIMEOUT_S = 3
 
 MISSING = {"branch": [0], "trips": [0], "failing": [2]}
 
@@ -22,10 +21,10 @@ MISSING = {"branch": [0], "trips": [0], "failing": [2]}
 @pytest.mark.parametrize("which", sorted(MISSING))
 def test_divergent(which, place):
     """Within the time-out, naming operation, axis and the ranks that did not come."""
-    (rank,) = place.launch("alone", "diverge", argument=which)
+    (rank,) = place.launch("alone", "diverge", argument=[which, TIMEOUT_S])
     results = rank.results
     assert results["error"], launcher.logs([rank])
-    assert results["seconds"] < BOUND_S
+    assert results["seconds"] < TIMEOUT_S + (20 if place.on_gpu else 2)
     texts = [results["error"], *(results["check"] or [])]
     # A kernel knows of no operation and no axis; it does know whom it waited for.
     ours = [t for t in texts if "gemm_all_reduce" in t]

@@ -49,8 +49,8 @@ def put(array, mesh, spec):
     return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
 
 
-def operands(mesh):
-    x, w = oracle.rank_bits(mesh.devices.size, 18, 8, DTYPE, k_local=8)
+def operands(mesh, m=18):
+    x, w = oracle.rank_bits(mesh.devices.size, m, 8, DTYPE, k_local=8)
     return put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
 
 
@@ -61,7 +61,7 @@ def wait(workspace, *results):
     workspace.check()
 
 
-def program(mesh, workspace, op="all_reduce"):
+def program(mesh, workspace, op="all_reduce", m=18):
     """One of our calls, compiled: what is timed later is the wait alone."""
     call = getattr(jax_symm, f"gemm_{op}")
     f = jax.jit(
@@ -72,7 +72,7 @@ def program(mesh, workspace, op="all_reduce"):
             out_specs=P() if op == "all_reduce" else P("tp"),
         )
     )
-    return f.lower(*operands(mesh)).compile()
+    return f.lower(*operands(mesh, m)).compile()
 
 
 def dying_program(mesh, body, out_specs):
@@ -251,7 +251,13 @@ def alive_but_wrong(note, _):
     """Process 1 lives but is late, skips a call, makes another, swaps two."""
     mesh = mesh_of_all()
     args = operands(mesh)
-    for scenario in (comes_too_late, skips_a_call, makes_another_call, swaps_two_calls):
+    for scenario in (
+        comes_too_late,
+        skips_a_call,
+        makes_another_call,
+        makes_a_smaller_call,
+        swaps_two_calls,
+    ):
         name = scenario.__name__
         scenario(lambda key, value, name=name: note(f"{name}.{key}", value), mesh, args)
         with open_workspace(mesh, f"after-{name}") as workspace:
@@ -281,6 +287,14 @@ def skips_a_call(note, mesh, args):
 def makes_another_call(note, mesh, args):
     workspace = open_workspace(mesh, "another")
     f = program(mesh, workspace, "reduce_scatter" if culprit() else "all_reduce")
+    observe(note, lambda: wait(workspace, f(*args)))
+    workspace.close()
+
+
+def makes_a_smaller_call(note, mesh, args):
+    workspace = open_workspace(mesh, "smaller")
+    m = 17 if culprit() else 18
+    f, args = program(mesh, workspace, m=m), operands(mesh, m)
     observe(note, lambda: wait(workspace, f(*args)))
     workspace.close()
 
