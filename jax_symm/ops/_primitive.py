@@ -341,7 +341,9 @@ def _lower_cuda(
 
 def _call_site(problem: _rules.Problem, ctx: Any) -> np.int64:
     """A number for this place in the program: the same in all processes and runs."""
-    text = f"{ctx.name_stack}|{problem}"
+    module = ctx.module_context
+    name = module.module.operation.attributes["sym_name"]
+    text = f"{name}|{module.new_channel()}|{problem}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return np.int64(int.from_bytes(digest, "little") >> 1)
 
@@ -364,7 +366,7 @@ def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -
         None,
     )
     ad.primitive_transposes[primitive] = transpose
-    # Not cacheable: a cached lowering would give two calls one name stack.
+    # Not cacheable: a cached lowering would give two calls one number.
     rule = functools.partial(_lower, primitive, op)
     mlir.register_lowering(primitive, rule, cacheable=False)
 

@@ -1,6 +1,7 @@
 """Many calls at once in one process: matched by call, whatever the order of arrival."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,21 @@ def test_an_inner_jit_called_twice(mesh8, workspace, operands):
     )
     for _ in range(20):
         np.testing.assert_array_equal(f(x, w), product(x + 2 * (x + 1) + x, w))
+
+
+def test_every_call_has_a_number_of_its_own(mesh8, workspace, operands):
+    """The same whenever a program is lowered, another in a program of another name."""
+    _, ar = operations(workspace)
+
+    def numbers(name):
+        body = lambda x, w: ar(x, w) + ar(x + 1, w)
+        body.__name__ = name
+        f = jax.shard_map(body, mesh=mesh8, in_specs=SPECS, out_specs=P())
+        text = jax.jit(f).lower(*operands).as_text()
+        return re.findall(r"call_site = (\d+)", text)
+
+    assert numbers("one") == numbers("one")
+    assert len({*numbers("one"), *numbers("two")}) == 4
 
 
 def test_a_scan_unrolled_by_two(mesh8, workspace, operands):

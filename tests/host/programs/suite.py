@@ -4,6 +4,7 @@ On CPU devices or GPUs, in one process or several. Every process runs every chec
 same order and notes how it ended.
 """
 
+import concurrent.futures
 import ctypes
 import functools
 import os
@@ -213,6 +214,32 @@ def an_inner_jit_called_twice():
     args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
     for _ in range(10):
         assert_shards(f(*args), product(x + 2 * (x + 1) + x, w))
+
+
+@check_between_processes
+def two_threads_compile_at_once():
+    """C16: programs with calls of equal shapes, in another order on each process."""
+    mesh, workspace = shared()
+    _, ar = two_bodies(workspace)
+    x, w = integers(5, 16, inner()), integers(6, inner(), 16)
+    args = put(x, mesh, P(None, "tp")), put(w, mesh, P("tp", None))
+
+    def multiples(count):
+        def body(x, w):
+            return jnp.stack([ar(x * (i + 1), w) for i in range(count)])
+
+        body.__name__ = f"multiples_{count}"
+        specs = (P(None, "tp"), P("tp", None))
+        f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P()))
+        return f.lower(*args).compile()
+
+    counts = [3, 4] if jax.process_index() % 2 else [4, 3]
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            programs = dict(zip(counts, pool.map(multiples, counts), strict=True))
+        for count in sorted(counts):
+            wanted = np.stack([(i + 1) * product(x, w) for i in range(count)])
+            assert_shards(programs[count](*args), wanted)
 
 
 @check
