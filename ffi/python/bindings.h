@@ -14,12 +14,24 @@ namespace jax_symm {
 
 namespace nb = nanobind;
 
+/// Drops `object` without the GIL: unmapping may wait for the device, the device for another rank,
+/// and that rank's launch for the GIL.
+template <typename T>
+void DropWithoutGil(std::shared_ptr<T> object) {
+  if (object == nullptr || !PyGILState_Check()) return;
+  nb::gil_scoped_release without_gil;
+  object.reset();
+}
+
 /// A reference to a native object that Python can drop by name: unmapping then happens at a known
-/// place and without the GIL, not when a collector finds the time.
+/// place, not when a collector finds the time.
 template <typename T>
 class Held {
  public:
   explicit Held(std::shared_ptr<T> object) : object_(std::move(object)) {}
+  ~Held() { DropWithoutGil(std::move(object_)); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
 
   std::shared_ptr<T> get() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -28,10 +40,12 @@ class Held {
   }
 
   void Release() {
-    nb::gil_scoped_release without_gil;
     std::shared_ptr<T> dropped;
-    std::lock_guard<std::mutex> lock(mutex_);
-    dropped.swap(object_);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped.swap(object_);
+    }
+    DropWithoutGil(std::move(dropped));
   }
 
  private:

@@ -31,7 +31,8 @@ class NativeWorkspace {
     if (Forked()) {
       new std::shared_ptr<Workspace>(std::move(workspace_));  // never dropped in the child
     } else {
-      Workspace::Abandon(std::move(workspace_));
+      Workspace::Abandon(workspace_);
+      DropWithoutGil(std::move(workspace_));
     }
   }
 

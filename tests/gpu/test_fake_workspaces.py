@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import threading
 
 import jax
 import pytest
@@ -147,6 +148,31 @@ def test_a_finaliser_unmaps_nothing(lone):
     assert lone.native.abandoned_count() > 0
     lone.native.release_abandoned()
     assert lone.held() == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["close", "release", "drop"])
+def test_other_threads_run_while_memory_is_unmapped(lone, fake_machine, how):
+    """The device may be waiting for a launch that one of them is about to make."""
+    unit = lone.backend.granularity(0)
+    memory = lone.backend.create(0, unit, lone.native.HandleType.NONE)
+    held = [lone.backend.map(memory, [0])]
+    fake_machine.script(faults=[("raw", "cuMemUnmap", 1, "hang")])
+
+    def answer():
+        while not fake_machine.report()["hung"]:
+            pass
+        fake_machine.wake()
+
+    other = threading.Thread(target=answer)
+    other.start()
+    if how == "close":
+        lone.workspace.close(HOUR_NS)
+    elif how == "release":
+        held[0].release()
+    else:
+        held.clear()
+    other.join()
+    held.clear()
 
 
 def test_a_lost_process_ends_the_workspace_before_the_next_launch(lone):
