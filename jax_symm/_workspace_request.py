@@ -22,6 +22,7 @@ from jax_symm.errors import (
     SymmValueError,
 )
 from jax_symm.group import MeshGroups
+from jax_symm.ops import _crossover
 from jax_symm.ops._rules import DTYPES, GPU_PLATFORMS, OPS, Op
 
 _MULTICAST = ("never", "auto", "require")
@@ -63,6 +64,7 @@ def must_be_alike(
         "multicast": _plain(multicast),
         "timeout_s": _plain(timeout_s),
         "sm_margin": _plain(sm_margin),
+        "crossover": repr(_crossover.table()),
     }
 
 

@@ -39,6 +39,7 @@ from jax_symm._bench_programs import (
     unfused_programs,
 )
 from jax_symm._shared_gpu import SharedGpu
+from jax_symm.ops import _crossover
 from jax_symm.ops._rules import Op, Plan
 from jax_symm.ops.gemm import plan
 from jax_symm.workspace import Workspace
@@ -97,10 +98,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="JSON file; default: standard output")
     parser.add_argument("--plot", type=Path, help="image file (needs matplotlib)")
+    parser.add_argument(
+        "--rows", type=Path, help="a JSON file to take rows from; nothing is timed"
+    )
+    parser.add_argument(
+        "--crossover",
+        type=Path,
+        help="file for the table that `auto` follows, from rows of several GPUs",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Times every case and writes the rows; returns the exit status."""
+    """Writes rows, a plot and a table, as asked for; returns the exit status."""
+    if arguments.rows:
+        document = json.loads(arguments.rows.read_text())
+    else:
+        document = _time_everything(arguments)
+    if arguments.plot:
+        _bench_plot.draw(document, arguments.plot)
+    if arguments.crossover:
+        layers = _crossover.from_rows(document["rows"])
+        source = f"{document['machine']['devices']}: {document['command']}"
+        table = {"source": source, "layers": layers}
+        arguments.crossover.write_text(json.dumps(table, indent=1) + "\n")
+    return 0
+
+
+def _time_everything(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Times every case; writes the rows case by case, so that a cut leaves them."""
     rows: list[dict[str, Any]] = []
     document = {
         "machine": describe_machine(),
@@ -111,13 +136,11 @@ def run(arguments: argparse.Namespace) -> int:
         rows += measured
         for row in measured:
             _report(row)
-        if arguments.out:  # at once: a run that is cut short leaves what it has
+        if arguments.out:
             arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     if not arguments.out:
         print(json.dumps(document, indent=1))
-    if arguments.plot:
-        _bench_plot.draw(document, arguments.plot)
-    return 0
+    return document
 
 
 def _measure(arguments: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax_symm import _native
 from jax_symm.config import Path
-from jax_symm.ops import _rules
+from jax_symm.ops import _crossover, _rules
 from jax_symm.ops._rules import GPU_PLATFORMS, Plan, Problem, WorkspaceSpec
 
 # Compute capability -> architecture of the kernels and multiprocessors of the GPU.
@@ -51,16 +51,37 @@ def _choose_on_gpu(problem: Problem, spec: WorkspaceSpec, path: Path) -> Plan:
         if path == "auto":
             return Plan("xla", obstacle, can_run=True, should_run=False)
         return Plan(path, obstacle, can_run=False, should_run=False)
-    should_run = bool(native["should_run"])
+    should_run, reason = _measured(problem, spec) or (
+        bool(native["should_run"]),
+        str(native["reason"]),
+    )
     if path == "auto" and not should_run:
-        return Plan("xla", native["reason"], can_run=True, should_run=False)
+        return Plan("xla", reason, can_run=True, should_run=False)
     return Plan(
         native["path"] if path == "auto" else path,
-        native["reason"],
+        reason,
         can_run=True,
         should_run=should_run,
         config=native["config"],
     )
+
+
+def _measured(problem: Problem, spec: WorkspaceSpec) -> tuple[bool, str] | None:
+    """Whether fusing was measured to pay, and how; None where nothing was measured."""
+    found = _crossover.find(
+        _ARCHITECTURES[spec.capability][0],
+        problem.op,
+        problem.world_size,
+        problem.n,
+        problem.k,
+    )
+    if found is None or has_multicast(spec):
+        return None
+    layer = f"measured at n = {found.n}, k = {found.k}: fused is faster"
+    if found.least_m is None:
+        return False, f"{layer} at no m"
+    m = problem.batch * problem.rows
+    return m >= found.least_m, f"{layer} from m = {found.least_m} on, this has {m}"
 
 
 def has_multicast(spec: WorkspaceSpec) -> bool:

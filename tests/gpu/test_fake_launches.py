@@ -4,6 +4,7 @@ import argparse
 
 import jax
 import numpy as np
+import one_rank
 import pytest
 import rank_rigs
 from test_rank_cases import integers, wanted
@@ -134,3 +135,9 @@ def test_the_benchmark_of_ranks_that_share_a_gpu(fake_driver, fake_machine):
     ends = {"push_rs", "push_ar", "pull_rs", "pull_ar"}
     assert {"_".join(kernel.split("_")[-2:]) for kernel in kernels} == ends
     assert all("_nk_" in kernel for kernel in kernels)
+
+
+def test_one_rank_without_jax(fake_driver, capsys):
+    """The program that runs under compute-sanitizer."""
+    assert one_rank.main(fake_driver) == 0
+    assert capsys.readouterr().out.count("right") == 32

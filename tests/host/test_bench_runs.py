@@ -59,3 +59,14 @@ def test_the_plot_is_an_image(written):
     _, plot = written
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert plot.stat().st_size > 10_000
+
+
+def test_rows_of_a_file_are_drawn_and_tabled_without_timing(written, tmp_path):
+    document, _ = written
+    rows, plot, table = (tmp_path / name for name in ("r.json", "p.png", "t.json"))
+    rows.write_text(json.dumps(document))
+    files = ["--rows", str(rows), "--plot", str(plot), "--crossover", str(table)]
+    assert __main__.main(["bench", *files]) == 0
+    assert plot.exists()
+    # Nothing here was measured by push between GPUs.
+    assert json.loads(table.read_text())["layers"] == []

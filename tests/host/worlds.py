@@ -53,7 +53,8 @@ class World:
             "CUDA_DEVICE_MAX_CONNECTIONS": "32",
             "CUDA_MODULE_LOADING": "EAGER",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_FLAGS": "",
+            # Of many small programs each would otherwise be tuned.
+            "XLA_FLAGS": "--xla_gpu_autotune_level=0",
             # Multicast is another rung's; between processes of one host NCCL needs no network.
             "NCCL_NVLS_ENABLE": "0",
             "NCCL_SOCKET_IFNAME": "lo",

@@ -8,7 +8,7 @@ import pytest
 from test_processes import names, passed
 from worlds import world
 
-SCHEDULER = "--xla_gpu_enable_latency_hiding_scheduler"
+SCHEDULER = "--xla_gpu_autotune_level=0 --xla_gpu_enable_latency_hiding_scheduler"
 VARIANTS = {
     "plain": {},
     # The first launch of a kernel then loads code while other ranks may be waiting for it.

@@ -33,6 +33,7 @@ ORDER = [
     "_setup",
     "memory",
     "ops._rules",
+    "ops._crossover",
     "ops._paths",
     "_shared_gpu",
     "_workspace_request",

@@ -1,0 +1,68 @@
+"""The measured table of where fusing pays, and what `auto` makes of it."""
+
+import pytest
+from test_paths import SPEC, kernels, plan
+
+from jax_symm.ops import _crossover
+
+__all__ = ["kernels"]  # a fixture, which every test here needs
+
+
+def row(m, ratio, **changes):
+    common = {"arch": "sm90", "op": "gemm_all_reduce", "path": "peer", "R": 8}
+    layer = {"n": 7168, "k": 1536, "ratio_to": "xla_dot_psum"}
+    return {**common, **layer, "m": m, "ratio": ratio, **changes}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    def install(*layers):
+        monkeypatch.setattr(_crossover, "table", lambda: layers)
+
+    return install
+
+
+def test_a_layer_pays_from_where_it_never_loses_again():
+    ratios = {512: 1.1, 1024: 0.9, 2048: 1.0, 4096: 1.2}
+    (entry,) = _crossover.from_rows([row(m, ratio) for m, ratio in ratios.items()])
+    assert entry == {
+        **{"arch": "sm90", "op": "all_reduce", "R": 8, "n": 7168, "k": 1536},
+        "least_m": 2048,
+    }
+
+
+def test_a_layer_that_loses_at_last_never_pays():
+    (entry,) = _crossover.from_rows([row(512, 1.1), row(4096, 0.99)])
+    assert entry["least_m"] is None
+
+
+def test_only_push_between_gpus_counts():
+    others = [
+        row(512, 2.0, path="peer_pull"),
+        row(512, 2.0, ratio_to="xla_gemm_plus_reduction"),
+        row(512, 2.0, op="reduction", path="xla", ratio_to="copy"),
+    ]
+    assert _crossover.from_rows(others) == []
+
+
+def test_nothing_is_measured_yet():
+    assert _crossover.table() == ()
+    assert _crossover.find("sm90", "all_reduce", 8, 7168, 1536) is None
+    assert "predicted" in plan().reason
+
+
+def test_auto_follows_the_nearest_layer(measured):
+    common = {"arch": "sm90", "op": "reduce_scatter", "R": SPEC.world_size}
+    measured(
+        {**common, "n": 7168, "k": 1536, "least_m": 4096},
+        {**common, "n": 1024, "k": 1536, "least_m": None},
+    )
+    assert plan(m=8192, n=7168, k=2048).path == "peer"
+    below = plan(m=2048, n=7168, k=2048)
+    assert (below.path, below.should_run) == ("xla", False)
+    assert "measured" in below.reason
+    assert "m = 4096" in below.reason
+    assert plan(m=8192, n=1024, k=2048).path == "xla"
+    assert plan(m=2048, path="peer").path == "peer"
+    # Other operations are still predicted.
+    assert "predicted" in plan("all_reduce").reason
