@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import jax
@@ -13,8 +12,9 @@ from jax_symm import config
 from jax_symm.config import Path
 from jax_symm.errors import SymmAxisError, SymmError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
-from jax_symm.ops import _paths, _primitive, _rules, reference
+from jax_symm.ops import _paths, _primitive, _rules
 from jax_symm.ops._rules import Op, Plan, WeightLayout, WorkspaceSpec
+from jax_symm.ops._surroundings import operands, warn_about_auto_axes
 from jax_symm.workspace import Workspace, current_spec
 
 
@@ -68,7 +68,7 @@ def gemm_reduce_scatter(
     Collective: yes - every rank of the axis runs it, in the same order, as any
     collective of `jax.lax`. It blocks no thread of XLA.
     """
-    axes, x, w = _operands("gemm_reduce_scatter", axis_name, x, w)
+    axes, x, w = operands("gemm_reduce_scatter", axis_name, x, w)
     world_size = lax.axis_size(axes)
     problem = _rules.make_problem(
         "reduce_scatter",
@@ -115,7 +115,7 @@ def gemm_all_reduce(
 
     Collective: yes, as `gemm_reduce_scatter`.
     """
-    axes, x, w = _operands("gemm_all_reduce", axis_name, x, w)
+    axes, x, w = operands("gemm_all_reduce", axis_name, x, w)
     problem = _rules.make_problem(
         "all_reduce",
         jax.typeof(x),
@@ -167,7 +167,7 @@ def all_gather_gemm(
 
     Collective: yes, as `gemm_reduce_scatter`.
     """
-    axes, x, w = _operands("all_gather_gemm", axis_name, x, w)
+    axes, x, w = operands("all_gather_gemm", axis_name, x, w)
     world_size = lax.axis_size(axes)
     dimension, size = _gathered(x, gather_dimension, size, world_size)
     spec, path = _workspace(axes, workspace, path)
@@ -283,7 +283,7 @@ def _communicate(
     platform = spec.platform if spec is not None else jax.default_backend()
     if spec is not None and path != "xla":
         _rules.check_workspace(problem, axes, spec)
-        _warn_about_auto_axes(problem.op, jax.sharding.get_abstract_mesh())
+        warn_about_auto_axes(problem.op, jax.sharding.get_abstract_mesh())
     chosen = _paths.choose(problem, platform, spec, path)
     _rules.require(chosen, problem.op, spec)
     primitive = (
@@ -306,65 +306,6 @@ def _communicate(
             platform=None,
         )
     return out
-
-
-def _operands(
-    name: str, axis_name: AxisName, x: jax.Array, w: jax.Array
-) -> tuple[tuple[str, ...], jax.Array, jax.Array]:
-    """Checks that the axes are manual here and makes x and w vary alike."""
-    axes = axis_tuple(axis_name)
-    mesh = jax.sharding.get_abstract_mesh()
-    unbound = tuple(a for a in axes if a not in mesh.manual_axes)
-    if unbound:
-        raise SymmAxisError(
-            f"{name}: axis {axis_text(unbound)} is not bound to a mesh axis here "
-            f"(bound: {tuple(mesh.manual_axes)}). Call it inside jax.shard_map over a "
-            f"mesh that has this axis; the axis_name of a jax.vmap will not do."
-        )
-    x, w = jax.numpy.asarray(x), jax.numpy.asarray(w)
-    for operand_name, operand in (("x", x), ("w", w)):
-        _refuse_explicit_axes(name, operand_name, operand, mesh)
-    varying = (
-        set(axes)
-        | jax.typeof(x).manual_axis_type.varying
-        | jax.typeof(w).manual_axis_type.varying
-    )
-    return axes, reference.vary(x, varying), reference.vary(w, varying)
-
-
-def _refuse_explicit_axes(
-    name: str, operand_name: str, x: jax.Array, mesh: Any
-) -> None:
-    if not mesh.explicit_axes:
-        return
-    used: list[str] = []
-    for entry in jax.typeof(x).sharding.spec:
-        names = entry if isinstance(entry, tuple) else (entry,)
-        used += [a for a in names if a in mesh.explicit_axes]
-    if used:
-        raise SymmValueError(
-            f"{name}: {operand_name} is sharded over the explicit mesh axis "
-            f"{axis_text(tuple(used))}, which is not manual here; add it to axis_names "
-            "of the enclosing jax.shard_map"
-        )
-
-
-def _warn_about_auto_axes(op: Op, mesh: Any) -> None:
-    left = tuple((a, mesh.shape[a]) for a in mesh.auto_axes if mesh.shape[a] > 1)
-    if left:
-        _warn_once(op, left)
-
-
-@functools.cache
-def _warn_once(op: Op, left: tuple[tuple[str, int], ...]) -> None:
-    names = ", ".join(name for name, _ in left)
-    copies = functools.reduce(lambda size, axis: size * axis[1], left, 1)
-    warnings.warn(
-        f"{op}: the enclosing jax.shard_map leaves the mesh axes {names} to the "
-        f"compiler, which gathers x and w over them, and all {copies} devices along "
-        "them do the same work; add them to axis_names to avoid it",
-        stacklevel=6,
-    )
 
 
 def _gathered(

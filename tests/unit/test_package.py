@@ -40,6 +40,7 @@ ORDER = [
     "_workspace_native",
     "workspace",
     "ops.reference",
+    "ops._surroundings",
     "ops._primitive",
     "ops.gemm",
     "_bench_programs",
