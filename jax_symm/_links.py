@@ -67,6 +67,7 @@ class Links:
         self._sockets: dict[int, socket.socket] = {}
         self._inbox: dict[tuple[int, str], list[int]] = {}
         self._lost: dict[int, str] = {}
+        self._forgotten: set[str] = set()
         self._left: set[tuple[int, str]] = set()
         self._watchers: list[Callable[[int], None]] = []
         self._wake_read, self._wake_write = os.pipe()
@@ -126,6 +127,19 @@ class Links:
         self._wait(lambda: (peer, tag) in self._inbox, peer, tag, deadline)
         with self._changed:
             return self._inbox.pop((peer, tag))
+
+    def forget_fds(self, tag: str) -> None:
+        """Closes descriptors sent under `tag` that nobody will receive, late ones too.
+
+        They would keep a peer's memory alive.
+        """
+        with self._changed:
+            self._forgotten.add(tag)
+            names = (tag, tag + "\0")
+            dropped = [key for key in self._inbox if key[1] in names]
+            fds = [fd for key in dropped for fd in self._inbox.pop(key)]
+        for fd in fds:
+            os.close(fd)
 
     def say_left(self, workspace: str) -> None:
         """Tells every peer that this process lets go of a workspace on purpose."""
@@ -249,6 +263,10 @@ class Links:
         with self._changed:
             if kind == "L":
                 self._left.add((peer, tag))
+            elif tag in self._forgotten:
+                for fd in fds:
+                    os.close(fd)
+                return
             else:
                 self._inbox.setdefault((peer, tag + "\0"), []).extend(fds)
             if kind == "F":

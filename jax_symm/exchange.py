@@ -227,9 +227,10 @@ class Exchange:
             for position in self._others():
                 peer = self.processes[position]
                 received[position] = links.receive_fds(peer, tag, self.deadline)
-        except SymmError:
+        except BaseException:
             for fd in (fd for batch in received.values() for fd in batch):
                 os.close(fd)
+            links.forget_fds(tag)
             raise
         return received
 

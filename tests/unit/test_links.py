@@ -5,10 +5,11 @@ import os
 import resource
 import socket
 import threading
+import types
 
 import pytest
 
-from jax_symm import _links
+from jax_symm import _links, exchange
 from jax_symm._links import Deadline, Links, host_id, wait_or_lost
 from jax_symm.errors import SymmPeerLostError, SymmTimeoutError
 
@@ -73,6 +74,52 @@ def test_messages_are_told_apart_by_their_tags(memfd):
     (fd,) = high.receive_fds(0, "second", Deadline(5))
     os.close(fd)
     assert high.receive_fds(0, "first", Deadline(5)) == []
+
+
+def test_descriptors_that_nobody_will_receive_are_closed(memfd):
+    """Some are there when the exchange is given up, some come later."""
+    low, high = pair()
+    before = open_fds()
+    high.send_fds(0, "given up", [memfd] * 3, Deadline(5))
+    high._send(0, "P1 half", [memfd], Deadline(5))
+    high.send_fds(0, "next", [memfd], Deadline(5))
+    (fd,) = low.receive_fds(1, "next", Deadline(5))
+    os.close(fd)
+    assert open_fds() == before + 4
+    low.forget_fds("given up")
+    low.forget_fds("half")
+    assert open_fds() == before
+    high.send_fds(0, "half", [memfd], Deadline(5))
+    high.send_fds(0, "last", [], Deadline(5))
+    assert low.receive_fds(1, "last", Deadline(5)) == []
+    assert open_fds() == before
+
+
+def test_an_exchange_that_breaks_down_forgets_what_was_sent(memfd):
+    low, high = pair()
+    dead, gone = Links(2), threading.Event()
+    dead_caller = threading.Thread(
+        target=dead.connect, args=(0, low.address, low.nonce, Deadline(10))
+    )
+    dead_caller.start()
+    low.connect(2, dead.address, dead.nonce, Deadline(10))
+    dead_caller.join()
+    low.watch(lambda peer: gone.set())
+    dead._close_in_child()
+    assert gone.wait(5)
+    before = open_fds()
+    high.send_fds(0, "key/swap", [memfd] * 2, Deadline(5))
+    high.send_fds(0, "arrived", [], Deadline(5))
+    assert low.receive_fds(1, "arrived", Deadline(5)) == []
+    assert open_fds() == before + 2
+    swap = object.__new__(exchange.Exchange)
+    swap.processes, swap.process_index, swap.process_count = (0, 2, 1), 0, 3
+    swap.purpose, swap.key, swap.deadline = "a test", "key", Deadline(5)
+    swap._endpoints = [{"host": "here"}] * 3
+    swap._job = types.SimpleNamespace(links=low)
+    with pytest.raises(SymmPeerLostError, match="process 2 is gone"):
+        swap.swap_fds("swap", {})
+    assert open_fds() == before
 
 
 def test_a_hundred_exchanges_leave_no_descriptor(memfd):
