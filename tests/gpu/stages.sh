@@ -24,7 +24,7 @@ stage() {
 tests() {
   local name=$1 limit=$2
   shift 2
-  stage "$name" "$limit" python3 -m pytest -q -p no:cacheprovider --tb=short --timeout 280 \
+  stage "$name" "$limit" python3 -m pytest -v -p no:cacheprovider --tb=short --timeout 280 \
     --junitxml "$out/$name.xml" "$@"
 }
 

@@ -1,6 +1,7 @@
 """Where a program of several processes runs: CPU devices, a GPU each, one GPU for all."""
 
 import dataclasses
+import os
 from typing import Any
 
 import launcher
@@ -46,10 +47,12 @@ class World:
         if not self.on_gpu:
             return {}
         first = 0 if self.kind == "shared" else rank * self.devices
-        visible = range(first, first + self.devices)
+        # Of those that this process may use itself.
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(64)))
+        visible = listed.split(",")[first : first + self.devices]
         return {
             "JAX_PLATFORMS": "cuda,cpu",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible)),
+            "CUDA_VISIBLE_DEVICES": ",".join(visible),
             "CUDA_DEVICE_MAX_CONNECTIONS": "32",
             "CUDA_MODULE_LOADING": "EAGER",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
