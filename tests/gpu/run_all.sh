@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests and times the kernels on GPU 0 of this host; logs, junit XML and JSON go to $1.
-#   tests/gpu/run_all.sh OUTPUT_FOLDER [build] [cases] [bench] [mps] [sanitizer] [kill]
+#   tests/gpu/run_all.sh OUTPUT_FOLDER [STAGE...]
+# with the stages build, cases, bench, mps, sanitizer and kill.
 # Without names everything runs, in this order: what kills processes comes last, without MPS.
 cd "$(dirname "$0")/../.."
 out=${1:?usage: run_all.sh OUTPUT_FOLDER [STAGE...]}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests and times the peer path on all GPUs of this host; logs, junit XML and JSON go to $1.
-#   tests/multigpu/run_all.sh OUTPUT_FOLDER [build] [cases] [processes] [schedules] [bench] [kill]
+#   tests/multigpu/run_all.sh OUTPUT_FOLDER [STAGE...]
+# with the stages build, cases, processes, schedules, bench, bench_hiding and kill.
 # Without names everything runs, in this order: what kills processes comes last.
 cd "$(dirname "$0")/../.."
 out=${1:?usage: run_all.sh OUTPUT_FOLDER [STAGE...]}
@@ -35,8 +36,16 @@ run_bench() {
     --m 128 512 1024 2048 4096 8192 16384 ${BENCH_ARGUMENTS:-}
 }
 
+# The same where XLA is at its best: collectives hidden behind other work, from user buffers.
+run_bench_hiding() {
+  export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_nccl_user_buffers=true"
+  bench "bench-hiding-$gpus-gpus" "${BENCH_LIMIT_S:-240}" --paths peer --rounds 5 \
+    --layers llama-3.1-70b-down kimi-k3-o-proj --m 2048 8192 ${BENCH_ARGUMENTS:-}
+  unset XLA_FLAGS
+}
+
 run_kill() {
   tests "kill-$gpus-gpus" 500 tests/host/test_divergence.py tests/host/test_death.py -m multigpu
 }
 
-run_stages build cases processes schedules bench kill
+run_stages build cases processes schedules bench bench_hiding kill
