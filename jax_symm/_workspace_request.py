@@ -6,6 +6,7 @@ every process raises it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from jax_symm.errors import (
     SymmValueError,
 )
 from jax_symm.group import MeshGroups
-from jax_symm.ops import _crossover
 from jax_symm.ops._rules import DTYPES, GPU_PLATFORMS, OPS, Op
 
 _MULTICAST = ("never", "auto", "require")
@@ -33,39 +33,110 @@ _CUDA_TIMEOUT_S = 600.0
 open_names: set[str] = set()
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkspaceRequest:
+    """The arguments of `Workspace`, however wrong they are."""
+
+    max_m: Any
+    n: Any
+    dtype: Any
+    ops: Any
+    multicast: Any
+    name: Any
+    timeout_s: Any
+    sm_margin: Any
+
+    def sorted_ops(self) -> tuple[Any, ...]:
+        """The operations in one order, if they are operations."""
+        if not self._are_ops():
+            return (self.ops,)
+        return tuple(op for op in OPS if op in self.ops)
+
+    def alike(self) -> dict[str, Any]:
+        """The request as the contract round compares it."""
+        values = {
+            field.name: _plain(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
+        return values | {
+            "call": "Workspace",
+            "dtype": _dtype_name(self.dtype),
+            "ops": [_plain(op) for op in self.sorted_ops()],
+        }
+
+    def wrong(self) -> SymmError | None:
+        """What is wrong with the request in this process, or None."""
+        return self._wrong_size() or self._wrong_option() or self._wrong_name()
+
+    def _are_ops(self) -> bool:
+        if isinstance(self.ops, str) or not isinstance(self.ops, Sequence):
+            return False
+        return len(self.ops) > 0 and all(op in OPS for op in self.ops)
+
+    def _wrong_size(self) -> SymmError | None:
+        for label in ("max_m", "n", "sm_margin"):
+            value = getattr(self, label)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | np.integer)
+                or value < 0
+            ):
+                return SymmValueError(
+                    f"Workspace: {label}: got {value!r}, expected an integer >= 0"
+                )
+        try:
+            supported = np.dtype(self.dtype) in DTYPES
+        except TypeError:
+            supported = False
+        if not supported:
+            return SymmTypeError(
+                f"Workspace: dtype: got {self.dtype}, expected bfloat16, float16 or "
+                "float32"
+            )
+        dtype = np.dtype(self.dtype)
+        nbytes = int(self.max_m) * int(self.n) * dtype.itemsize
+        if nbytes > MAX_BYTES:
+            return SymmValueError(
+                f"Workspace: max_m = {self.max_m} by n = {self.n} in {dtype}: got "
+                f"{nbytes} bytes, expected at most {MAX_BYTES}"
+            )
+        return None
+
+    def _wrong_option(self) -> SymmError | None:
+        if not self._are_ops():
+            return SymmValueError(
+                f"Workspace: ops: got {self.ops!r}, expected a non-empty selection of "
+                f"{OPS}"
+            )
+        if self.multicast not in _MULTICAST:
+            return SymmValueError(
+                f"Workspace: multicast: got {self.multicast!r}, expected one of "
+                f"{_MULTICAST}"
+            )
+        if not (isinstance(self.timeout_s, int | float) and 0 < self.timeout_s < 1e6):
+            return SymmValueError(
+                f"Workspace: timeout_s: got {self.timeout_s!r}, expected seconds, 0 to "
+                "1e6"
+            )
+        return None
+
+    def _wrong_name(self) -> SymmError | None:
+        name = self.name
+        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 128):
+            return SymmValueError(
+                f"Workspace: name: got {name!r}, expected a text of 1 to 128 characters"
+            )
+        if name in open_names:
+            return SymmStateError(
+                f"Workspace({name!r}): the name is already open; close that workspace "
+                "first, or give this one another name"
+            )
+        return None
+
+
 def default_timeout_s(platform: str) -> float:
     """How long a call waits for a peer where the user does not say."""
     return _CPU_TIMEOUT_S if platform == "cpu" else _CUDA_TIMEOUT_S
-
-
-def sorted_ops(ops: Any) -> tuple[Any, ...]:
-    """The operations in one order, if they are operations."""
-    return tuple(op for op in OPS if op in ops) if _is_known(ops) else (ops,)
-
-
-def must_be_alike(
-    max_m: Any,
-    n: Any,
-    dtype: Any,
-    ops: Any,
-    multicast: Any,
-    name: Any,
-    timeout_s: Any,
-    sm_margin: Any,
-) -> dict[str, Any]:
-    """The request as the contract round compares it."""
-    return {
-        "call": "Workspace",
-        "name": _plain(name),
-        "max_m": _plain(max_m),
-        "n": _plain(n),
-        "dtype": _dtype_name(dtype),
-        "ops": [_plain(op) for op in ops],
-        "multicast": _plain(multicast),
-        "timeout_s": _plain(timeout_s),
-        "sm_margin": _plain(sm_margin),
-        "crossover": repr(_crossover.table()),
-    }
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -80,78 +151,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.integer):
         return int(value)
     return value if isinstance(value, int | float | str | None) else repr(value)
-
-
-def _is_known(ops: Any) -> bool:
-    if isinstance(ops, str) or not isinstance(ops, Sequence):
-        return False
-    return len(ops) > 0 and all(op in OPS for op in ops)
-
-
-def check_arguments(
-    max_m: Any,
-    n: Any,
-    dtype: Any,
-    ops: Any,
-    multicast: Any,
-    name: Any,
-    timeout_s: Any,
-    sm_margin: Any,
-) -> SymmError | None:
-    """What is wrong with a request in this process, or None."""
-    if wrong := _check_size(max_m, n, dtype, sm_margin):
-        return wrong
-    if not _is_known(ops):
-        return SymmValueError(
-            f"Workspace: ops: got {ops!r}, expected a non-empty selection of {OPS}"
-        )
-    if multicast not in _MULTICAST:
-        return SymmValueError(
-            f"Workspace: multicast: got {multicast!r}, expected one of {_MULTICAST}"
-        )
-    if timeout_s is not None and not (
-        isinstance(timeout_s, int | float) and 0 < timeout_s < 1e6
-    ):
-        return SymmValueError(
-            f"Workspace: timeout_s: got {timeout_s!r}, expected seconds, 0 to 1e6"
-        )
-    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 128):
-        return SymmValueError(
-            f"Workspace: name: got {name!r}, expected a text of 1 to 128 characters"
-        )
-    if name in open_names:
-        return SymmStateError(
-            f"Workspace({name!r}): the name is already open; close that workspace "
-            "first, or give this one another name"
-        )
-    return None
-
-
-def _check_size(max_m: Any, n: Any, dtype: Any, sm_margin: Any) -> SymmError | None:
-    for label, value in (("max_m", max_m), ("n", n), ("sm_margin", sm_margin)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | np.integer)
-            or value < 0
-        ):
-            return SymmValueError(
-                f"Workspace: {label}: got {value!r}, expected an integer >= 0"
-            )
-    try:
-        supported = np.dtype(dtype) in DTYPES
-    except TypeError:
-        supported = False
-    if not supported:
-        return SymmTypeError(
-            f"Workspace: dtype: got {dtype}, expected bfloat16, float16 or float32"
-        )
-    nbytes = int(max_m) * int(n) * np.dtype(dtype).itemsize
-    if nbytes > MAX_BYTES:
-        return SymmValueError(
-            f"Workspace: max_m = {max_m} by n = {n} in {np.dtype(dtype)}: got {nbytes} "
-            f"bytes, expected at most {MAX_BYTES}"
-        )
-    return None
 
 
 def free_name(groups: MeshGroups, agreed: Agreed) -> str:

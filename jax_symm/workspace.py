@@ -24,15 +24,13 @@ from jax_symm._workspace_native import (
     open_native,
 )
 from jax_symm._workspace_request import (
+    WorkspaceRequest,
     capability_of,
-    check_arguments,
     check_devices,
     default_timeout_s,
     free_name,
     memory_bytes,
-    must_be_alike,
     open_names,
-    sorted_ops,
     why_spared,
 )
 from jax_symm.agreement import concrete_mesh, settle
@@ -122,18 +120,16 @@ class Workspace:
             raise SymmValueError("Workspace: axis_name: got None, expected a mesh axis")
         mesh = concrete_mesh(mesh)
         groups = MeshGroups.of(mesh, axis_name)
-        failure = check_arguments(
-            max_m, n, dtype, ops, multicast, name, timeout_s, sm_margin
-        ) or check_devices(groups)
-        ops = sorted_ops(ops)
         if timeout_s is None:
             timeout_s = default_timeout_s(groups.platform)
-        alike = must_be_alike(
+        request = WorkspaceRequest(
             max_m, n, dtype, ops, multicast, name, timeout_s, sm_margin
         )
+        failure = request.wrong() or check_devices(groups)
+        ops = request.sorted_ops()
         purpose = f"Workspace({name!r})" if name else "Workspace"
         own = {"open": sorted(open_names)}
-        talk = converse(groups, purpose, alike, own, failure)
+        talk = converse(groups, purpose, request.alike(), own, failure)
         self.name = name or free_name(groups, talk.agreed)
         capacity = capacity_bytes(
             groups.world_size, int(max_m), int(n), np.dtype(dtype)
