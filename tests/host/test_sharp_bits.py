@@ -149,7 +149,7 @@ def test_auto_axes_warn():
         function = jax.shard_map(
             body, mesh=both, in_specs=specs, out_specs=P(), axis_names={"tp"}
         )
-        jax_symm.ops.gemm._warn_once.cache_clear()
+        jax_symm.ops._surroundings._warn_once.cache_clear()
         with pytest.warns(UserWarning, match="dp") as caught:
             jax.jit(function)(X, W)
     assert plain(str(caught[0].message)) in plain(DOC.read_text())
