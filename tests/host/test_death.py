@@ -210,7 +210,7 @@ def test_death_inside_a_collective_of_xla(place, collective):
         dies=True,
         argument=collective,
         expected={0: None, 1: -signal.SIGKILL, 2: None},
-        distributed={"heartbeat_timeout_seconds": 10},
+        distributed={"heartbeat_timeout_seconds": 20},
     )
     for kind, text in errors(place, ranks):
         assert kind == "SymmPeerLostError"
