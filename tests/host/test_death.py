@@ -56,7 +56,7 @@ def launch(place, function, *, dies, **options):
         "death",
         function,
         env={"JAX_SYMM_INIT_TIMEOUT_S": str(timeout_s(place))},
-        timeout_s=180 if place.on_gpu else 60,
+        timeout_s=180,
         **options,
     )
     assert not leftovers(ranks)
