@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from codegen.gemm_variants import Sm100Variant
+from gemm_world import TILE_K, GemmWorld
 from kernel_layout import Collective, Reducer
 from ptx_emulator import Schedule
 from ptx_emulator.executor import Executor
 from published_counts import Problem, PublishedConfig, published_counts
-from sm100_world import TILE_K, TILE_M, Sm100World, Variant
 
+TILE_M = 128
 ROLES = ["epilogue"] * 4 + ["communication"] * 4 + ["MMA", "TMA"]
 VECTOR_NBYTES = {"v8.b32": 32, "v4.b32": 16, "v4.f32": 16, "v4.u32": 16}
 
@@ -101,9 +103,8 @@ def measure(p: Problem, reducer: Reducer) -> Tally:
     """Runs one call; operations and bytes of all ranks together."""
     config = PublishedConfig.select(p)
     reduce_scatter = p.mode == "reduce_scatter"
-    variant = Variant(
-        config.tile_n,
-        config.cta_group,
+    variant = Sm100Variant(
+        (TILE_M, config.tile_n, config.cta_group),
         "nk",
         reducer=reducer,
         collective=Collective.REDUCE_SCATTER
@@ -111,7 +112,7 @@ def measure(p: Problem, reducer: Reducer) -> Tally:
         else Collective.ALL_REDUCE,
     )
     call = variant.call(p.ranks, p.m, p.n, p.k)
-    world = Sm100World(call, check=False, resident_ctas=32)
+    world = GemmWorld(variant, call, check=False, resident_ctas=32)
     tiles = -(-p.m // TILE_M) * -(-p.n // config.tile_n)
     world.start_all(variant, call, clusters=tiles // config.cta_group)
     tally = Tally()
