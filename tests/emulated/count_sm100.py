@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 from codegen.gemm_variants import Sm100Variant
 from gemm_world import TILE_K, GemmWorld
 from kernel_layout import Collective, Reducer
+from observing import observing
 from ptx_emulator import Schedule
-from ptx_emulator.executor import Executor
+from ptx_emulator.ptx import Instruction
+from ptx_emulator.warp import Warp
 from published_counts import Problem, PublishedConfig, published_counts
 
 TILE_M = 128
@@ -62,9 +61,9 @@ class Tally:
         self.nbytes: Counter[str] = Counter()
         self.by_role: Counter[str] = Counter()
 
-    def add(self, warp: int, lanes: int, opcode: str) -> None:
+    def add(self, warp: Warp, lanes: int, instruction: Instruction) -> None:
         """One executed warp instruction."""
-        role = ROLES[warp]
+        role, opcode = ROLES[warp.index], instruction.opcode
         self.by_role[role] += 1
         row = _sort(role, opcode)
         if row is None:
@@ -75,28 +74,6 @@ class Tally:
         if row.startswith("multimem"):
             vector = "v4.f32"
         self.nbytes[row] += VECTOR_NBYTES.get(vector, 0) * lanes
-
-
-@contextmanager
-def _counting(tally: Tally) -> Iterator[None]:
-    """Lets the emulator report every instruction that it completes."""
-    original = Executor._block
-
-    def block(self, w, split, block):
-        lanes, function = split.lanes.copy(), w.cta.launch.program.function
-        result = original(self, w, split, block)
-        if isinstance(result, str):
-            return result
-        count = int(np.count_nonzero(lanes))
-        for i in function.instructions[block.pc : block.pc + block.count]:
-            tally.add(w.index, count, i.opcode)
-        return result
-
-    Executor._block = block
-    try:
-        yield
-    finally:
-        Executor._block = original
 
 
 def measure(p: Problem, reducer: Reducer) -> Tally:
@@ -116,7 +93,7 @@ def measure(p: Problem, reducer: Reducer) -> Tally:
     tiles = -(-p.m // TILE_M) * -(-p.n // config.tile_n)
     world.start_all(variant, call, clusters=tiles // config.cta_group)
     tally = Tally()
-    with _counting(tally):
+    with observing(tally.add):
         world.run(0, Schedule(async_rate=0.9))
     stage_bytes = (TILE_M + config.tile_n // config.cta_group) * TILE_K * 2
     tally.nbytes["TMA loads"] = tally.operations["TMA loads"] * stage_bytes // 2

@@ -20,7 +20,7 @@ def main(name: str, families: list[str]) -> None:
     """Prints each survivor as it is found, then the table."""
     anchor = next(a for a in cutlass.ANCHORS if a.name == name)
     built = cutlass.build(anchor)
-    run, known, verdicts = runner(anchor, built), known_mutants(anchor), []
+    run, known, verdicts = runner(anchor, built), known_mutants(anchor.name), []
     started = time.perf_counter()
     for mutant in mutants(built.ptx):
         if mutant.family not in families:

@@ -1,4 +1,4 @@
-"""What is known about the mutants of the anchors that no run notices."""
+"""What is known about the mutants that no run notices."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptx_emulator.anchors.cutlass import GemmAnchor
-
 from .score import Equivalent
 
-RECORDS = Path(__file__).with_name("anchor_mutants.json")
+ANCHORS = Path(__file__).with_name("anchor_mutants.json")
 
 
 @dataclass(frozen=True)
@@ -21,9 +19,9 @@ class Known:
     unexplained: frozenset[str]
 
 
-def known_mutants(anchor: GemmAnchor) -> Known:
-    """The record of one anchor; empty when there is none."""
-    record = json.loads(RECORDS.read_text()).get(anchor.name, {})
+def known_mutants(kernel: str, records: Path = ANCHORS) -> Known:
+    """The record of one kernel; empty when there is none."""
+    record = json.loads(records.read_text()).get(kernel, {})
     equivalent = {
         name: Equivalent(group["reason"], tuple((n, t) for n, t in group["edges"]))
         for group in record.get("equivalent", [])

@@ -36,7 +36,7 @@ def build(anchor: cutlass.GemmAnchor) -> cutlass.BuiltGemm:
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("anchor", JUDGED, ids=lambda anchor: anchor.name)
 def test_mutants_are_noticed(anchor, part):
-    built, known = build(anchor), known_mutants(anchor)
+    built, known = build(anchor), known_mutants(anchor.name)
     run = runner(anchor, built)
     mutants = rules.mutants(built.ptx)
     chosen = mutants if FULL else score.sample(mutants, SAMPLE)
@@ -53,7 +53,7 @@ def test_mutants_are_noticed(anchor, part):
 
 @pytest.mark.parametrize("anchor", JUDGED, ids=lambda anchor: anchor.name)
 def test_records_name_real_mutants_and_edges(anchor):
-    ptx, known = build(anchor).ptx, known_mutants(anchor)
+    ptx, known = build(anchor).ptx, known_mutants(anchor.name)
     score.check_equivalents(ptx, known.equivalent)
     names = {mutant.name for mutant in rules.mutants(ptx)}
     assert names >= {*known.equivalent, *known.unexplained}
