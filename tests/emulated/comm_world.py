@@ -22,7 +22,9 @@ RECORD_NBYTES = 40
 DONE_OFFSET = 512  # in the signal pad
 
 
-SIMT_KERNELS = Path(__file__).parent / "kernels" / "simt_gemm_comm.cu"
+KERNELS = Path(__file__).parent / "kernels"
+SIMT_KERNELS = KERNELS / "simt_gemm_comm.cu"
+HOST_READER = KERNELS / "host_reader.cu"
 
 
 def simt_ptx(kernel: str, *defines: str) -> str:
@@ -116,6 +118,7 @@ class World:
     """R ranks with one workspace.
 
     `largest` decides the size of the workspace: later calls of any shape must fit in.
+    With `host` there is one rank more, without a workspace, that stands for the host.
     """
 
     def __init__(
@@ -126,16 +129,19 @@ class World:
         resident_ctas: int = 4,
         check: bool = True,
         seed: int = 0,
+        host: bool = False,
     ):
-        self.machine = Machine(
-            largest.ranks, arch, resident_ctas=resident_ctas, check=check
-        )
         self.ranks = range(largest.ranks)
+        self.machine = Machine(
+            largest.ranks + host, arch, resident_ctas=resident_ctas, check=check
+        )
         self._random = np.random.default_rng(seed)
         self._largest = largest
         self._kernels: dict[tuple[str, str], Kernel] = {}
         sizes = largest.sizes()
-        self.workspace = self.machine.symmetric(sizes.nbytes, label="workspace")
+        self.workspace = self.machine.symmetric(
+            sizes.nbytes, group=self.ranks, label="workspace"
+        )
         for rank in self.ranks:
             # As the allocator leaves it: pad and flags are zero, data is anything.
             zeros = np.zeros(sizes.data_offset, np.uint8)
@@ -240,6 +246,16 @@ class World:
         """What each rank's host does when it learns that a peer's process has ended."""
         for word in self.abort_words:
             word.write(np.array([rank + 1], np.uint32))
+
+    def read_records(self, ranks: Sequence[int]) -> None:
+        """Lets the host wait for the records of these ranks, and read them."""
+        host, machine = len(self.ranks), self.machine
+        records = [self.records[rank].address for rank in ranks]
+        target = machine.architecture
+        kernel = machine.load(compile_ptx(HOST_READER.read_text(), target)).kernel()
+        pointers = machine.buffer(host, np.array(records, np.uint64))
+        copies = machine.buffer(host, len(records) * RECORD_NBYTES)
+        machine.launch(host, kernel, 1, 1, [pointers, len(records), copies])
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the workspace look as after that many launches."""

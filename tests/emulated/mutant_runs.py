@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from codegen.gemm_variants import GemmVariant, Sm90Variant, Sm100Variant
@@ -15,6 +14,7 @@ from ptx_emulator import Schedule
 
 TIMEOUT_NS = 2_000_000
 BOUND_NS = 10 * TIMEOUT_NS
+PATIENCE_NS = 100_000_000  # where nothing is missing; the sooner, the shorter is a hang
 
 Sizes = tuple[int, int, int]  # rows, n, k
 # Enqueues a call; takes the call, `ranks`, `grid` and the options of World.launch.
@@ -31,9 +31,12 @@ class Subject(Protocol):
         """A call that the kernel serves."""
 
     def ranks(
-        self, ptx: str, largest: Call, resident: int, seed: int
+        self, ptx: str, largest: Call, resident: int, **options: Any
     ) -> tuple[World, Start]:
-        """Ranks on which this PTX stands for the kernel, and what makes calls on them."""
+        """Ranks on which this PTX stands for the kernel, and what makes calls on them.
+
+        Calls of the other collective are served by its kernel as compiled.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,15 @@ class SimtSubject:
         return Call(ranks, rows, n, k, **kind, **fields)
 
     def ranks(
-        self, ptx: str, largest: Call, resident: int, seed: int
+        self, ptx: str, largest: Call, resident: int, **options: Any
     ) -> tuple[World, Start]:
-        world = World(largest, resident_ctas=resident, seed=seed)
-        return world, functools.partial(launch_simt, world, ptx=ptx)
+        world = World(largest, resident_ctas=resident, **options)
+
+        def start(call, **options):
+            text = ptx if call.collective == self.collective else None
+            return launch_simt(world, call, ptx=text, **options)
+
+        return world, start
 
 
 @dataclass(frozen=True)
@@ -72,39 +80,54 @@ class GemmSubject:
         return self.variant.call(ranks, *sizes, **fields)
 
     def ranks(
-        self, ptx: str, largest: Call, resident: int, seed: int
+        self, ptx: str, largest: Call, resident: int, **options: Any
     ) -> tuple[World, Start]:
         ctas = resident * self.variant.cluster
-        world = GemmWorld(self.variant, largest, resident_ctas=ctas, seed=seed)
+        world = GemmWorld(self.variant, largest, resident_ctas=ctas, **options)
         world.use(self.variant, ptx)
 
         def start(call, *, ranks=None, grid=1, **options):
             of = world.ranks if ranks is None else ranks
             options["clusters"] = grid
-            return [world.start(rank, self.variant, call, **options) for rank in of]
+            variant = replace(self.variant, collective=call.collective)
+            return [world.start(rank, variant, call, **options) for rank in of]
 
         return world, start
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Consecutive calls of changing shape on one workspace; results and faults checked."""
+    """Consecutive calls of changing shape on one workspace; results and faults checked.
+
+    Attributes:
+      calls: sizes of each.
+      schedule: how they interleave.
+      ranks: number of them.
+      grid: CTAs, or CTA pairs, of a launch.
+      resident: how many of them run at one time.
+      alternating: the first call and every second one are of the other collective.
+    """
 
     calls: tuple[Sizes, ...]
     schedule: Schedule = field(default_factory=Schedule)
     ranks: int = 2
-    grid: int = 1  # CTAs, or CTA pairs
+    grid: int = 1
     resident: int = 1
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    alternating: bool = False
 
     def run(self, subject: Subject, ptx: str, seed: int) -> str | None:
         """How it went wrong, or None."""
-        calls = [subject.call(self.ranks, s, **self.fields) for s in self.calls]
-        # Twice as wide as any: rows of whole cache lines, or of f32.
+        calls = [subject.call(self.ranks, sizes) for sizes in self.calls]
+        for number in range(0, len(calls) if self.alternating else 0, 2):
+            other = Collective(1 - calls[number].collective)
+            calls[number] = replace(calls[number], collective=other)
+        # Whole cache lines, and slots of all sources.
         room = 2 * max(c.ranks * c.rows_per_shard * (c.n + 64) * 2 for c in calls)
-        largest = subject.call(self.ranks, self.calls[0], payload_bytes=room)
-        world, start = subject.ranks(ptx, largest, self.resident, seed)
-        launched = [start(call, grid=self.grid) for call in calls]
+        collective = max(call.collective for call in calls)
+        largest = replace(calls[0], payload_bytes=room, collective=collective)
+        world, start = subject.ranks(ptx, largest, self.resident, seed=seed)
+        options = {"grid": self.grid, "timeout_ns": PATIENCE_NS}
+        launched = [start(call, **options) for call in calls]
         world.run(seed, self.schedule)
         if any(world.faults()):
             return f"faults {world.faults()}"
@@ -120,8 +143,9 @@ class Sums:
 class Trouble:
     """One of three ranks is missing, makes another call, is someone else, or is lost.
 
-    All ranks must end in bounded time, record one verdict of this kind, and leave NaN
-    wherever a sum is missing; so must the launch that was queued behind.
+    All ranks must end in bounded time, record one verdict of this kind, for hosts that
+    read it meanwhile, and leave NaN wherever a sum is missing; so must the launch that
+    was queued behind.
     """
 
     kind: FaultKind
@@ -133,7 +157,7 @@ class Trouble:
     def run(self, subject: Subject, ptx: str, seed: int) -> str | None:
         """How it went wrong, or None."""
         call = subject.call(3, self.sizes)
-        world, start = subject.ranks(ptx, call, 1, seed)
+        world, start = subject.ranks(ptx, call, 1, seed=seed, host=True)
         lost = self.kind == FaultKind.PEER_LOST
         absent = {self.rank} if lost or self.kind == FaultKind.TIMEOUT else set()
         options = {"grid": self.grid, "timeout_ns": (1 << 50) if lost else TIMEOUT_NS}
@@ -147,12 +171,16 @@ class Trouble:
         queued = start(call, call_hash=7, **options)
         if lost:
             world.lose(self.rank)
+        world.read_records([rank for rank in world.ranks if rank not in absent])
         schedule = Schedule(**{**self.schedule.__dict__, "absent_ranks": absent})
         first = world.run(seed, schedule)
         second = world.run(seed)
         if not lost and max(first.virtual_ns, second.virtual_ns) > BOUND_NS:
             return "not in bounded time"
-        return self._wrong(world) or _not_poisoned(launched, queued, absent)
+        wrong = {self.rank} if self.kind == FaultKind.WRONG_RANK else set()
+        return self._wrong(world) or _not_poisoned(
+            [*queued, *(launch for launch in launched if launch.rank in absent | wrong)]
+        )
 
     def _oddity(self, odd: bool) -> dict[str, int]:
         """What the odd rank passes that the others do not."""
@@ -177,14 +205,11 @@ class Trouble:
         return None
 
 
-def _not_poisoned(
-    launched: list[Launched], queued: list[Launched], absent: set[int]
-) -> str | None:
-    """A row of a launch after the fault that is not NaN, if there is one."""
-    after = [*queued, *(x for x in launched if x.rank in absent)]
-    if all(launch.is_poisoned() for launch in after):
+def _not_poisoned(launched: list[Launched]) -> str | None:
+    """Whether a launch that has nothing to add up left rows that are not NaN."""
+    if all(launch.is_poisoned() for launch in launched):
         return None
-    return "a launch after the fault left rows that are not NaN"
+    return "a failed launch left rows that are not NaN"
 
 
 Attempt = Sums | Trouble
@@ -204,33 +229,38 @@ def _troubles(sizes: Sizes, grid: int = 1) -> tuple[Attempt, ...]:
 
 
 # A try_wait that suspends hides a missing wait, so most runs make it give up, and slow
-# engines keep the awaited work undone. Every rank has one cluster, so that each ring goes
-# round: operands where k is long, accumulators and claims where there are many tiles. Two
-# calls on one workspace, the second over the first's rows, try what keeps launches apart.
+# engines keep the awaited work undone. Mostly a rank has one cluster, so that each ring
+# goes round: operands where k is long, accumulators and claims where there are many tiles.
+# Consecutive calls on one workspace try what keeps launches apart: those of the other
+# collective, and slots that grow over results which another CTA was reading.
 SM100_RUNS: tuple[Attempt, ...] = (
     Sums(((130, 8, 72), (40, 8, 8)), IMPATIENT),
     Sums(((300, 8, 8), (130, 16, 72)), STARVED),
-    Sums(((130, 72, 72), (300, 72, 8)), DIVERGING),
+    Sums(((130, 72, 72), (300, 72, 8), (40, 8, 8)), DIVERGING, alternating=True),
     Sums(((520, 8, 648), (260, 16, 72)), IMPATIENT),
     Sums(((1400, 8, 8), (300, 8, 136)), STARVED),
-    Sums(((129, 264, 72),), Schedule(starved_warp=1), grid=2, resident=2),
+    # Warps without rows, in more tiles than there are accumulators.
+    Sums(((130, 648, 8),), IMPATIENT),
+    Sums(((260, 8, 8), (520, 8, 8)), Schedule(slow_rank="random"), 3, 3, 3),
     *_troubles((130, 72, 8)),
 )
 SM90_RUNS: tuple[Attempt, ...] = (
     Sums(((130, 8, 72), (40, 8, 8)), IMPATIENT),
     Sums(((300, 8, 8), (130, 16, 72)), STARVED),
-    Sums(((130, 72, 72), (300, 72, 8)), DIVERGING),
+    Sums(((130, 72, 72), (300, 72, 8), (40, 8, 8)), DIVERGING, alternating=True),
     Sums(((520, 8, 392), (260, 16, 72)), IMPATIENT),
     Sums(((900, 8, 8), (300, 264, 136)), STARVED),
+    Sums(((260, 8, 8), (520, 8, 8)), Schedule(slow_rank="random"), 3, 3, 3),
     *_troubles((130, 72, 8)),
 )
 COMM_RUNS: tuple[Attempt, ...] = (
-    Sums(((34, 24, 4), (66, 24, 4), (2, 24, 4)), Schedule(slow_rank=0), grid=2),
-    Sums(((66, 24, 4), (34, 24, 4), (66, 24, 4)), STARVED, grid=2, resident=2),
+    Sums(((66, 24, 4), (5, 24, 4)), Schedule(slow_rank=0)),
+    Sums(((66, 24, 4), (34, 24, 4), (66, 24, 4)), STARVED, 2, 2, 2, alternating=True),
     Sums(((70, 24, 4), (5, 24, 4)), Schedule(start_round={1: 400}), ranks=3),
-    Sums(((130, 24, 4), (2, 72, 4)), DIVERGING, grid=3, resident=3),
-    Sums(((66, 72, 4), (34, 8, 4)), DIVERGING, fields={"float32_output": True}),
-    *_troubles((70, 72, 4), 2),
+    Sums(
+        ((130, 24, 4), (260, 24, 4)), Schedule(slow_rank="random"), grid=3, resident=3
+    ),
+    *_troubles((70, 24, 4), 2),
 )
 
 KERNELS: dict[str, tuple[Subject, tuple[Attempt, ...]]] = {

@@ -14,11 +14,11 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutant_runs import KERNELS, Attempt, Subject
+from mutant_runs import KERNELS, Attempt, Subject, Trouble
 from observing import observing
 from ptx_emulator.mutation import rules, score
 from ptx_emulator.mutation.known import Known, known_mutants
@@ -52,9 +52,18 @@ class Judge:
         return cls(subject, attempts, ptx, coverage)
 
     def runs_for(self, mutant: rules.Mutant) -> list[int]:
-        """Runs that reach the instruction, the shortest first: no other can differ."""
+        """Runs that reach the instruction, as no other can differ; short ones first.
+
+        A run of a fault ends early, and looks at little else.
+        """
         reach = [i for i, c in enumerate(self.coverage) if mutant.line in c.lines]
-        return sorted(reach, key=lambda i: self.coverage[i].instructions)
+        return sorted(
+            reach,
+            key=lambda i: (
+                isinstance(self.attempts[i], Trouble),
+                self.coverage[i].instructions,
+            ),
+        )
 
     def judge(self, mutant: rules.Mutant) -> score.Verdict:
         """Runs the mutant until something is noticed."""
@@ -114,12 +123,18 @@ class Record:
 
 
 def verdicts(
-    judge: Judge, mutants: Sequence[rules.Mutant], record: Record, minutes: float
+    judge: Judge,
+    mutants: Sequence[rules.Mutant],
+    record: Record,
+    unchanged: Collection[str],
+    minutes: float,
 ) -> Iterator[score.Verdict]:
-    """Earlier verdicts and new ones, until the time is over."""
+    """Earlier verdicts and new ones, until the time is over; `unchanged` are not run."""
     known, end = record.read(), time.monotonic() + 60 * minutes
     for mutant in mutants:
-        if mutant.name in known:
+        if mutant.name in unchanged:
+            yield score.Verdict(mutant, None, 0)
+        elif mutant.name in known:
             yield score.Verdict(mutant, known[mutant.name], 0)
         elif time.monotonic() < end:
             start = time.process_time()
@@ -151,13 +166,19 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(rules.FAMILIES))
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--record", type=Path)
+    parser.add_argument(
+        "--equivalents", action="store_true", help="run mutants on record as equivalent"
+    )
     arguments = parser.parse_args()
     judge, judged = Judge.of(arguments.kernel), []
     known = known_mutants(arguments.kernel, RECORDS)
     score.check_equivalents(judge.ptx, known.equivalent)
     every = [m for m in rules.mutants(judge.ptx) if m.family in arguments.families]
     record = Record(arguments.record)
-    for verdict in verdicts(judge, in_fair_order(every), record, arguments.minutes):
+    unchanged = () if arguments.equivalents else known.equivalent
+    for verdict in verdicts(
+        judge, in_fair_order(every), record, unchanged, arguments.minutes
+    ):
         judged.append(verdict)
         if verdict.how is None and verdict.mutant.name not in known.equivalent:
             mutant, reach = verdict.mutant, len(judge.runs_for(verdict.mutant))

@@ -1,0 +1,83 @@
+"""Kernels with one act of synchronisation taken away are noticed; unchanged ones are not.
+
+A few mutants of each kind, each by one short run. `mutants.py` judges all of them.
+"""
+
+import pytest
+from mutant_runs import KERNELS, Trouble
+from ptx_emulator.mutation import rules, score
+
+pytestmark = pytest.mark.requires("nvcc")
+
+SUMS = 0  # the first run
+MAINLOOP = [
+    ("drop mbarrier.try_wait", SUMS),
+    ("other parity in mbarrier.try_wait", SUMS),
+    ("half the bytes of mbarrier.arrive.expect_tx", SUMS),
+]
+COMMUNICATION = [
+    ("sys to gpu in ld.acquire.sys", SUMS),
+    ("relax st.release.sys", SUMS),
+    ("sys to gpu in st.release.sys", SUMS),
+]
+MUTANTS = {
+    "sm100_multicast_ar": [
+        *MAINLOOP,
+        *COMMUNICATION,
+        ("drop tcgen05.commit", SUMS),
+        ("drop tcgen05.wait::ld", SUMS),
+        ("swizzle of A in tcgen05.mma", SUMS),
+        ("drop fence.proxy.alias", SUMS),
+        ("drop barrier.cluster.wait", SUMS),
+    ],
+    "sm90_push_ar": [
+        *MAINLOOP,
+        *COMMUNICATION,
+        ("drop wgmma.commit_group", SUMS),
+        ("B major in wgmma", SUMS),
+    ],
+    "comm_push_rs": COMMUNICATION,
+    "comm_multicast_rs": [*COMMUNICATION, ("drop fence.proxy.alias", SUMS)],
+}
+
+
+def judge(kernel, mutant, run):
+    """How one run of a mutant goes wrong, or None."""
+    subject, runs = KERNELS[kernel]
+    return score.judge(mutant, lambda text, _: runs[run].run(subject, text, run), 1).how
+
+
+def fault_run(kernel):
+    """The first run in which a rank is missing."""
+    _, runs = KERNELS[kernel]
+    return next(i for i, run in enumerate(runs) if isinstance(run, Trouble))
+
+
+@pytest.mark.parametrize("kernel", MUTANTS)
+def test_the_unchanged_kernel_passes(kernel):
+    subject, runs = KERNELS[kernel]
+    for run in (SUMS, fault_run(kernel)):
+        assert runs[run].run(subject, subject.ptx(), run) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rule", "run"),
+    [(kernel, *chosen) for kernel, every in MUTANTS.items() for chosen in every],
+)
+def test_a_mutant_is_noticed(kernel, rule, run):
+    subject, _ = KERNELS[kernel]
+    mutants = rules.mutants(subject.ptx())
+    first = next(m for m in mutants if m.name.startswith(rule))
+    assert judge(kernel, first, run), f"{first.name}, line {first.line}"
+
+
+@pytest.mark.parametrize("kernel", MUTANTS)
+def test_a_host_that_may_read_half_a_record_is_noticed(kernel):
+    subject, _ = KERNELS[kernel]
+    stores = [
+        mutant
+        for mutant in rules.mutants(subject.ptx())
+        if mutant.name.startswith("relax st.release.sys")
+    ]
+    record = stores[-2]  # the last closes the epoch
+    assert judge(kernel, record, fault_run(kernel)), f"line {record.line}"
