@@ -5,6 +5,10 @@
 prints each mutant that no run notices, then the account by family. The mutants of each
 family come in a fixed random order, so that the account of those judged within
 `--minutes` is one of a sample. `--record FILE` keeps the verdicts, and goes on from them.
+
+`kernel_mutants.json` says which mutants are equivalent, and names what gives the same
+order by lines of the PTX of nvcc 13.0. After a change of the kernels these lines have to
+be found again; the script refuses to judge by those that do not hold what they should.
 """
 
 from __future__ import annotations
@@ -172,8 +176,11 @@ def main() -> None:
     arguments = parser.parse_args()
     judge, judged = Judge.of(arguments.kernel), []
     known = known_mutants(arguments.kernel, RECORDS)
+    mutants = rules.mutants(judge.ptx)
     score.check_equivalents(judge.ptx, known.equivalent)
-    every = [m for m in rules.mutants(judge.ptx) if m.family in arguments.families]
+    if unknown := known.equivalent.keys() - {m.name for m in mutants}:
+        raise SystemExit(f"{RECORDS} names mutants that do not exist: {unknown}")
+    every = [m for m in mutants if m.family in arguments.families]
     record = Record(arguments.record)
     unchanged = () if arguments.equivalents else known.equivalent
     for verdict in verdicts(

@@ -158,7 +158,9 @@ def _scope(s: Statement) -> Iterator[Edit]:
     ordered = [part for part in s.parts if part in _ORDERED]
     if not ordered:
         return
-    for wide, narrow in _SCOPES.items():
+    # The "cluster" of barrier.cluster is no scope.
+    scopes = {} if s.matches("barrier.cluster") else _SCOPES
+    for wide, narrow in scopes.items():
         if wide in s.parts:
             parts = [narrow if part == wide else part for part in s.parts]
             yield (

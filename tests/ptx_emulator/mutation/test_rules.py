@@ -81,6 +81,10 @@ def test_arrivals():
              "ld.relaxed.gpu.global.u32 %r1, [%rd1];"},
         ),
         ("fence.acq_rel.sys;", {"", "fence.acq_rel.gpu ;"}),
+        (
+            "barrier.cluster.arrive.release.aligned;",
+            {"", "barrier.cluster.arrive.relaxed.aligned ;"},
+        ),
         ("fence.proxy.alias;", {""}),
         ("ld.relaxed.sys.global.u32 %r1, [%rd1];", set()),
         (
