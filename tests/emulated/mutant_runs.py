@@ -246,11 +246,11 @@ SM100_RUNS: tuple[Attempt, ...] = (
 )
 SM90_RUNS: tuple[Attempt, ...] = (
     Sums(((130, 8, 72), (40, 8, 8)), IMPATIENT),
+    Sums(((130, 8, 392),), IMPATIENT),
     Sums(((300, 8, 8), (130, 16, 72)), STARVED),
-    Sums(((130, 72, 72), (300, 72, 8), (40, 8, 8)), DIVERGING, alternating=True),
-    Sums(((520, 8, 392), (260, 16, 72)), IMPATIENT),
-    Sums(((900, 8, 8), (300, 264, 136)), STARVED),
-    Sums(((260, 8, 8), (520, 8, 8)), Schedule(slow_rank="random"), 3, 3, 3),
+    Sums(((70, 24, 8), (200, 24, 8), (40, 8, 8)), DIVERGING, alternating=True),
+    Sums(((600, 8, 8), (130, 264, 8)), STARVED),
+    Sums(((130, 8, 8), (260, 8, 8)), Schedule(slow_rank="random"), ranks=3),
     *_troubles((130, 72, 8)),
 )
 COMM_RUNS: tuple[Attempt, ...] = (

@@ -22,6 +22,9 @@ class Mbarrier:
         self.state = BarrierPhase(count)
         self.collected = None
         self.published: list = [None, None]
+        # By arrivals of other CTAs that name cluster scope: for waits of that scope.
+        self.collected_afar = None
+        self.published_afar: list = [None, None]
         self.initialised = None
         self.fenced = False
         self.known: set[tuple[int, int]] = set()
@@ -53,7 +56,8 @@ class Mbarrier:
         machine.progress += 1
         if completed:
             self.published[phase & 1] = self.collected
-            self.collected = None
+            self.published_afar[phase & 1] = self.collected_afar
+            self.collected = self.collected_afar = None
             self.cta.cluster.wake()
 
     def arrive(self, count: int, expect: int, drop: bool = False) -> None:

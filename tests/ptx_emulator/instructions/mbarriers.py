@@ -98,7 +98,7 @@ def _arrive(e: Emitter, i: Instruction, m: re.Match):
                 members = np.isin(np.arange(32), group)
                 checker.mbarrier_use(w, group[0], barrier, i.pc)
                 if m["sem"] != "relaxed":
-                    barrier.collected = checker.publish(w, members, barrier.collected)
+                    checker.mbarrier_arrive(w, members, barrier, m["scope"])
             for lane in group:
                 amount = int(extra[0][lane]) if extra else 1
                 expect, count = (amount, 1) if m["expect"] else (0, amount)
@@ -175,8 +175,8 @@ def _wait(e: Emitter, i: Instruction, m: re.Match):
             if complete:
                 done |= same
                 if machine.checker is not None and m["sem"] != "relaxed":
-                    published = barrier.published[key[1] & 1]
-                    machine.checker.acquire(w, same, published)
+                    phase = key[1] & 1
+                    machine.checker.mbarrier_wait(w, same, barrier, phase, m["scope"])
             else:
                 waits = f"parity {key[1]} of {barrier.describe()}"
         if waits and m["what"] == "try_wait" and not machine.time_out_now(w):

@@ -158,6 +158,29 @@ class Synchronisation(Accesses):
             note = f"use of {barrier.name} is not ordered after its init"
             self.report("mbarrier", first, owner, self.site(w, pc), lane, note)
 
+    def mbarrier_arrive(
+        self, w: Warp, lanes: np.ndarray, barrier: Mbarrier, scope: str | None
+    ) -> None:
+        """A releasing arrival; one of CTA scope says nothing to another CTA."""
+        rows = self.publish(w, lanes, None)
+        if barrier.cta is w.cta or scope is None:
+            barrier.collected = join(barrier.collected, rows)
+        elif scope == "cluster":
+            barrier.collected_afar = join(barrier.collected_afar, rows)
+
+    def mbarrier_wait(
+        self,
+        w: Warp,
+        lanes: np.ndarray,
+        barrier: Mbarrier,
+        phase: int,
+        scope: str | None,
+    ) -> None:
+        """An acquiring wait that has succeeded."""
+        self.acquire(w, lanes, barrier.published[phase])
+        if scope != "cta":
+            self.acquire(w, lanes, barrier.published_afar[phase])
+
 
 def _own_entry(rows: np.ndarray, agent: int, now: int, fenced: np.ndarray) -> None:
     rows[ALL, agent] = now
