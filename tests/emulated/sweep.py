@@ -115,7 +115,7 @@ def table(path: Path) -> str:
     total = configurations.total()
     counts = f"{total:,} | {total * SEEDS:,} | {made.total():,} | {failed.total()}"
     lines.append(f"| **all** | {counts} |")
-    return "\n".join([*lines, "", f"{hours:.1f} hours of one core."])
+    return "\n".join([*lines, "", f"{hours:.1f} hours."])
 
 
 def main() -> None:
