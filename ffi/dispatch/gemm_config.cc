@@ -4,11 +4,6 @@
 
 namespace jax_symm {
 
-bool operator==(const TileShape& a, const TileShape& b) {
-  return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster == b.cluster &&
-         a.stages == b.stages;
-}
-
 std::string KernelName(const GemmProblem& problem, const GemmConfig& config) {
   const TileShape& s = config.shape;
   return StrCat("jax_symm_", ArchName(config.arch), "_", ElementName(problem.element),

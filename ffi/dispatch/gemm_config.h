@@ -34,6 +34,8 @@ struct TileShape {
   uint32_t threads;
   uint32_t shared_bytes;
   uint32_t weight_box_rows[2];  // rows of a TMA box of w, by WeightLayout
+
+  bool operator==(const TileShape&) const = default;
 };
 
 struct GemmConfig {
@@ -45,7 +47,6 @@ struct GemmConfig {
 
   bool operator==(const GemmConfig&) const = default;
 };
-bool operator==(const TileShape& a, const TileShape& b);
 
 /// The exported symbol of the kernel that `config` runs for `problem`.
 std::string KernelName(const GemmProblem& problem, const GemmConfig& config);

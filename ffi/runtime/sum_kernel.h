@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <vector>
+
 namespace jax_symm {
 
 struct SumKernelArgs {
@@ -26,8 +28,12 @@ struct SumKernelTable {
   SumKernel kernels[3][3];
 };
 
+// One for each instruction set that ffi/CMakeLists.txt compiles for.
 extern const SumKernelTable kSumKernelsGeneric;
 extern const SumKernelTable kSumKernelsAvx2;
 extern const SumKernelTable kSumKernelsAvx512;
+
+/// The tables that this processor can run, the fastest first.
+std::vector<const SumKernelTable*> RunnableSumKernels();
 
 }  // namespace jax_symm

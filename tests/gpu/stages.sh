@@ -40,7 +40,7 @@ sys.exit(__main__.main(["bench", *sys.argv[1:]]))' --out "$out/$name.json" "${pl
 
 build() {  # The extension module with the Hopper kernels, beside the Python files.
   stage build 280 bash -c 'cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release \
-    -DJAX_SYMM_ENABLE_CUDA=ON -DJAX_SYMM_WERROR=OFF -DJAX_SYMM_KERNEL_ARCHITECTURES=90a \
+    -DJAX_SYMM_ENABLE_CUDA=ON -DJAX_SYMM_KERNEL_ARCHITECTURES=90a \
     -DPython_EXECUTABLE="$(command -v python3)" &&
     ninja -C build/gpu && cp build/gpu/ffi/python/_jax_symm*.so jax_symm/'
 }

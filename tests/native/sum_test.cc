@@ -142,13 +142,7 @@ void TestDenormals() {
 }
 
 void Main() {
-  TestTable(kSumKernelsGeneric);
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) TestTable(kSumKernelsAvx2);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
-    TestTable(kSumKernelsAvx512);
-  }
-#endif
+  for (const SumKernelTable* table : RunnableSumKernels()) TestTable(*table);
   CHECK(!CanSum(ElementType::kF32, ElementType::kBf16));
   TestDenormals();
 }
