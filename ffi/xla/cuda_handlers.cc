@@ -67,9 +67,10 @@ Status CheckSizes(int64_t axis_size, int64_t batch, int64_t rows, int64_t shard_
       return InvalidArgument("an attribute is ", size, ", expected 1 to 2**31 - 1");
     }
   }
-  if (shard_rows * axis_size >= rows) return OkStatus();
+  const bool covered = axis_size == 1 ? shard_rows == rows : shard_rows * axis_size >= rows;
+  if (covered) return OkStatus();
   return InvalidArgument("attributes are inconsistent: shard_rows ", shard_rows, " x axis_size ",
-                         axis_size, " do not cover ", rows, " rows");
+                         axis_size, " for ", rows, " rows");
 }
 
 template <Collective collective>
