@@ -7,7 +7,7 @@ from typing import Any
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Writes the two plots of a document as an image.
+    """Writes the plots of a document as an image; no roofline where nothing is sent.
 
     Args:
       document: What `python -m jax_symm bench` wrote.
@@ -19,9 +19,12 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in document["rows"] if row["op"] != "reduction"]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 6))
-    _draw_ratios(left, rows)
-    _draw_roofline(right, rows)
+    sending = [row for row in rows if row["gbps"] > 0 and row["tflops"] > 0]
+    panels = 2 if sending else 1
+    figure, grid = pyplot.subplots(1, panels, figsize=(7 * panels, 6), squeeze=False)
+    _draw_ratios(grid[0, 0], rows)
+    if sending:
+        _draw_roofline(grid[0, 1], rows, sending)
     figure.suptitle(document["machine"]["devices"])
     figure.tight_layout()
     figure.savefig(path)
@@ -49,16 +52,15 @@ def _draw_ratios(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.legend(fontsize=6)
 
 
-def _draw_roofline(axes: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_roofline(
+    axes: Any, rows: list[dict[str, Any]], sending: list[dict[str, Any]]
+) -> None:
     """TFLOP/s over flops per byte sent, under the best rates seen in these rows."""
-    sending = [row for row in rows if row["gbps"] > 0 and row["tflops"] > 0]
     for label, one in _series(sending).items():
         intensity = [1e3 * r["tflops"] / r["gbps"] for r in one]
         axes.plot(intensity, [r["tflops"] for r in one], "o", label=label)
     axes.set_xlabel("flops per byte sent")
     axes.set_ylabel("TFLOP/s")
-    if not sending:
-        return
     peak = max(
         row["tflops"] * row["us"] / row.get("floor_us", row["us"]) for row in rows
     )
