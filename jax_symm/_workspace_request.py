@@ -23,6 +23,7 @@ from jax_symm.errors import (
     SymmValueError,
 )
 from jax_symm.group import MeshGroups
+from jax_symm.ops import _crossover
 from jax_symm.ops._rules import DTYPES, GPU_PLATFORMS, OPS, Op
 
 _MULTICAST = ("never", "auto", "require")
@@ -62,6 +63,7 @@ class WorkspaceRequest:
             "call": "Workspace",
             "dtype": _dtype_name(self.dtype),
             "ops": [_plain(op) for op in self.sorted_ops()],
+            "crossover": repr(_crossover.table()),
         }
 
     def wrong(self) -> SymmError | None:

@@ -3,6 +3,7 @@
 import pytest
 from test_paths import SPEC, kernels, plan
 
+from jax_symm._workspace_request import WorkspaceRequest
 from jax_symm.ops import _crossover
 
 __all__ = ["kernels"]  # a fixture, which every test here needs
@@ -66,3 +67,12 @@ def test_auto_follows_the_nearest_layer(measured):
     assert plan(m=2048, path="peer").path == "peer"
     # Other operations are still predicted.
     assert "predicted" in plan("all_reduce").reason
+
+
+def test_processes_compare_their_tables(measured):
+    """Another table could take another path, so a workspace wants one for all."""
+    request = WorkspaceRequest(8, 8, "float32", ("all_reduce",), "auto", None, 1.0, 0)
+    own = request.alike()
+    measured({"arch": "sm90", "op": "all_reduce", "R": 8, "n": 8, "k": 8, "least_m": 1})
+    other = request.alike()
+    assert {key for key in own if own[key] != other[key]} == {"crossover"}
