@@ -54,38 +54,40 @@ def count_of_sets(case: Case, ranks: int = 1) -> int:
     return max(2, min(8, 1 + int(_CACHE_BYTES // per_set)))
 
 
+def _draw(
+    key: jax.Array, m: int, k: int, n: int, w_layout: str
+) -> tuple[jax.Array, jax.Array]:
+    """Operands whose product has entries of about 1."""
+    left, right = jax.random.split(key)
+    w_shape = (k, n) if w_layout == "kn" else (n, k)
+    x = jax.random.normal(left, (m, k), jnp.bfloat16)
+    return x, jax.random.normal(right, w_shape, jnp.bfloat16) * k**-0.5
+
+
 def make_inputs(
     mesh: Mesh, case: Case, w_layout: str
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Sets of operands, sharded over k."""
-    kn = w_layout == "kn"
     x_sharding = NamedSharding(mesh, P(None, "tp"))
-    w_sharding = NamedSharding(mesh, P("tp", None) if kn else P(None, "tp"))
+    w_sharding = NamedSharding(mesh, _w_spec(w_layout))
     k = case.k * mesh.size
-
-    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        left, right = jax.random.split(key)
-        w_shape = (k, case.n) if kn else (case.n, k)
-        x = jax.random.normal(left, (case.m, k), jnp.bfloat16)
-        return x, jax.random.normal(right, w_shape, jnp.bfloat16) * k**-0.5
-
+    draw = functools.partial(_draw, m=case.m, k=k, n=case.n, w_layout=w_layout)
     make = jax.jit(draw, out_shardings=(x_sharding, w_sharding))
     drawn = [make(jax.random.key(i)) for i in range(count_of_sets(case))]
     return [x for x, _ in drawn], [w for _, w in drawn]
+
+
+def _w_spec(w_layout: str) -> P:
+    return P("tp", None) if w_layout == "kn" else P(None, "tp")
 
 
 def inputs_of_ranks(
     device: Any, ranks: int, case: Case, w_layout: str
 ) -> tuple[list[list[jax.Array]], list[list[jax.Array]]]:
     """Operands of every rank, set by set."""
-    w_shape = (case.k, case.n) if w_layout == "kn" else (case.n, case.k)
-
-    @jax.jit
-    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        left, right = jax.random.split(key)
-        x = jax.random.normal(left, (case.m, case.k), jnp.bfloat16)
-        return x, jax.random.normal(right, w_shape, jnp.bfloat16) * case.k**-0.5
-
+    draw = jax.jit(
+        functools.partial(_draw, m=case.m, k=case.k, n=case.n, w_layout=w_layout)
+    )
     with jax.default_device(device):
         drawn = [
             [draw(jax.random.key(ranks * one + rank)) for rank in range(ranks)]
@@ -127,10 +129,7 @@ def compile_program(
         jax.shard_map(
             one_after_the_other(call),
             mesh=mesh,
-            in_specs=(
-                P(None, "tp"),
-                P("tp", None) if w_layout == "kn" else P(None, "tp"),
-            ),
+            in_specs=(P(None, "tp"), _w_spec(w_layout)),
             out_specs=P("tp", None) if alone or scatter else P(),
             check_vma=False,  # a barrier loses what does not vary, before jax 0.11
         )

@@ -151,18 +151,7 @@ class SharedGpu:
 
 def native_problem(problem: Problem, w_layout: WeightLayout) -> Any:
     """A call as the native module takes it."""
-    return _native.module().GemmProblem(
-        op=problem.op,
-        dtype=problem.dtype.name,
-        out_dtype=problem.out_dtype.name,
-        w_layout=w_layout,
-        ranks=problem.world_size,
-        batch=problem.batch,
-        rows=problem.rows,
-        shard_rows=problem.shard_rows,
-        n=problem.n,
-        k=problem.k,
-    )
+    return _native.module().GemmProblem(**problem.native_arguments(w_layout))
 
 
 def _allocate(backend: Any, ranks: int, capacity: int) -> list[Any]:

@@ -110,16 +110,7 @@ def _obstacle(problem: Problem, spec: WorkspaceSpec, path: Path) -> str | None:
 def _native_plan(problem: Problem, spec: WorkspaceSpec, path: Path) -> dict[str, Any]:
     plan: dict[str, Any] = _native.module().plan_cuda_call(
         architecture=_ARCHITECTURES[spec.capability][0],
-        op=problem.op,
-        dtype=problem.dtype.name,
-        out_dtype=problem.out_dtype.name,
-        w_layout="kn",  # either layout takes the same path and shape
-        ranks=problem.world_size,
-        batch=problem.batch,
-        rows=problem.rows,
-        shard_rows=problem.shard_rows,
-        n=problem.n,
-        k=problem.k,
+        **problem.native_arguments("kn"),  # either layout takes the same path and shape
         multicast=has_multicast(spec),
         capacity_bytes=spec.capacity_bytes,
         multiprocessors=_ARCHITECTURES[spec.capability][1] - spec.sm_margin,

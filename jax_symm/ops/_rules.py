@@ -162,6 +162,21 @@ class Problem:
         result_bytes = math.prod(self.out_shape) * self.out_dtype.itemsize
         return max(self.need_bytes, ceil_div(self.need_bytes + result_bytes, 2))
 
+    def native_arguments(self, w_layout: WeightLayout) -> dict[str, Any]:
+        """The call in the words of the native module."""
+        return {
+            "op": self.op,
+            "dtype": self.dtype.name,
+            "out_dtype": self.out_dtype.name,
+            "w_layout": w_layout,
+            "ranks": self.world_size,
+            "batch": self.batch,
+            "rows": self.rows,
+            "shard_rows": self.shard_rows,
+            "n": self.n,
+            "k": self.k,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
