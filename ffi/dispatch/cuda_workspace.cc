@@ -8,6 +8,7 @@
 #include "base/scope_guard.h"
 #include "dispatch/config_choice.h"
 #include "memory/ledger.h"
+#include "runtime/program_check.h"
 
 namespace jax_symm {
 namespace {
@@ -103,24 +104,10 @@ Status CudaWorkspace::OpenRanks(std::shared_ptr<const driver::Api> api) {
   return OkStatus();
 }
 
-/// Equal on every rank of a call, so these errors fail no workspace.
-Status CudaWorkspace::CheckCall(int64_t axis_size, const GemmProblem& problem) const {
-  if (axis_size != options_.world_size) {
-    return FailedPrecondition(Describe(problem), ": axis '", options_.axis, "' has ", axis_size,
-                              " devices in the program, but ", options_.world_size,
-                              " in workspace '", options_.name,
-                              "'; open a workspace over the mesh of the program");
-  }
-  if (problem.collective == Collective::kAllReduce && !options_.all_reduce) {
-    return FailedPrecondition(Describe(problem), ": workspace '", options_.name,
-                              "' was opened without all_reduce; add it to ops");
-  }
-  return OkStatus();
-}
-
 Status CudaWorkspace::Submit(int device_ordinal, int64_t axis_size, int64_t site,
                              const CudaCall& call, driver::Stream stream) {
-  JAX_SYMM_RETURN_IF_ERROR(CheckCall(axis_size, call.problem));
+  const bool all_reduce = call.problem.collective == Collective::kAllReduce;
+  JAX_SYMM_RETURN_IF_ERROR(CheckProgram(options_, axis_size, call.problem, all_reduce));
   const auto found = ranks_.find(device_ordinal);
   if (found == ranks_.end()) {
     // The devices that are the workspace's would wait for those that are not.

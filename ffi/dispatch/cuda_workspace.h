@@ -75,7 +75,6 @@ class CudaWorkspace {
 
   explicit CudaWorkspace(CudaWorkspaceOptions options);
   Status OpenRanks(std::shared_ptr<const driver::Api> api);
-  Status CheckCall(int64_t axis_size, const GemmProblem& problem) const;
   bool Idle() const;
   void ReleaseMemory();
 

@@ -7,6 +7,7 @@
 
 #include "base/checked_math.h"
 #include "runtime/local_group.h"
+#include "runtime/program_check.h"
 #include "runtime/push_group.h"
 #include "runtime/thread.h"
 
@@ -163,16 +164,8 @@ Status HostWorkspace::Submit(int64_t device_ordinal, int64_t axis_size, int axis
 
 /// Equal on every rank of a call, so these errors fail no workspace.
 Status HostWorkspace::CheckCall(int64_t axis_size, const HostProblem& problem) const {
-  if (axis_size != options_.world_size) {
-    return FailedPrecondition(Describe(problem), ": axis '", options_.axis, "' has ", axis_size,
-                              " devices in the program, but ", options_.world_size,
-                              " in workspace '", options_.name,
-                              "'; open a workspace over the mesh of the program");
-  }
-  if (problem.op == CollectiveOp::kAllReduce && !options_.all_reduce) {
-    return FailedPrecondition(Describe(problem), ": workspace '", options_.name,
-                              "' was opened without all_reduce; add it to ops");
-  }
+  JAX_SYMM_RETURN_IF_ERROR(
+      CheckProgram(options_, axis_size, problem, problem.op == CollectiveOp::kAllReduce));
   JAX_SYMM_ASSIGN_OR_RETURN(uint64_t need, CheckedMul(problem.batch, problem.shard_elements()));
   JAX_SYMM_ASSIGN_OR_RETURN(need, CheckedMul(need, options_.world_size * ElementBytes(problem.in)));
   if (need > options_.capacity_bytes) {
