@@ -13,8 +13,8 @@
 
 namespace jax_symm::hardware_tables {
 
-// The measured object, or `description` with "fault": true where the device refused. The caller
-// must not have used CUDA yet: a context does not survive fork().
+// The measured object, or `description` with the error as "fault" where the device refused. The
+// caller must not have used CUDA yet: a context does not survive fork().
 template <typename Case>
 Object Isolated(Object (*measure)(const Case&), Object description, const Case& c) {
   int ends[2];
@@ -22,6 +22,7 @@ Object Isolated(Object (*measure)(const Case&), Object description, const Case& 
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
     const std::string text = measure(c).Body();
     const bool sent = write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
     _exit(sent ? 0 : 1);
@@ -34,8 +35,8 @@ Object Isolated(Object (*measure)(const Case&), Object description, const Case& 
   int status = 0;
   waitpid(child, &status, 0);
   if (status == 0) return Object(text);
-  std::fprintf(stderr, "refused: %s\n", description.Text().c_str());
-  return description.Add("fault", true);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return description.Add("fault", text);
 }
 
 }  // namespace jax_symm::hardware_tables

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "barrier.cuh"
+#include "cluster.cuh"
 #include "json.h"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -27,6 +28,7 @@ void Run() {
   PrintSection("tma_load", MeasureTmaLoads(), false);
   PrintSection("tma_store", MeasureTmaStores(), false);
   PrintDevice();
+  PrintSection("tma_multicast", MeasureMulticasts(), false);
   PrintSection("mbarrier", MeasureBarriers(), false);
   PrintSection("stmatrix", MeasureStmatrix(), false);
   PrintSection("wgmma_accumulator",

@@ -23,8 +23,7 @@ struct TmaCase {
   std::vector<int> box;     // innermost first
   std::vector<int> coords;  // innermost first
   int offset = 0;           // of the box in the shared image
-  bool nan_fill = false;
-  int pitch = 0;  // elements from row to row, 0: the innermost dimension
+  int pitch = 0;            // elements from row to row, 0: the innermost dimension
 };
 
 struct Coordinates {
@@ -146,9 +145,7 @@ inline CUtensorMap EncodeMap(const TmaCase& c, void* global) {
   CUtensorMap map;
   const CUresult result = reinterpret_cast<Encode>(symbol)(
       &map, c.type, c.dims.size(), global, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      c.swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-      c.nan_fill ? CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
-                 : CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      c.swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     std::fprintf(stderr, "case %s: cuTensorMapEncodeTiled returned %d\n", c.name, result);
     std::exit(1);
@@ -158,14 +155,11 @@ inline CUtensorMap EncodeMap(const TmaCase& c, void* global) {
 
 inline Object Describe(const TmaCase& c) {
   static const char* const kSwizzles[] = {"none", "32B", "64B", "128B"};
-  const char* type = c.type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16  ? "bf16"
-                     : c.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? "f32"
-                                                                 : "u32";
+  const char* type = c.type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? "bf16" : "u32";
   Object object;
   object.Add("name", c.name).Add("dtype", type).Add("element_bytes", c.element_bytes);
   object.Add("swizzle", kSwizzles[c.swizzle]).Add("dims", c.dims).Add("box", c.box);
-  object.Add("coords", c.coords).Add("offset", c.offset).Add("nan_fill", c.nan_fill);
-  object.Add("pitch", RowElements(c));
+  object.Add("coords", c.coords).Add("offset", c.offset).Add("pitch", RowElements(c));
   return object;
 }
 
@@ -206,7 +200,6 @@ inline Object MeasureStore(const TmaCase& c) {
 
 inline std::vector<Object> MeasureTmaLoads() {
   constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  constexpr auto kF32 = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   constexpr auto kU32 = CU_TENSOR_MAP_DATA_TYPE_UINT32;
   constexpr auto kNone = CU_TENSOR_MAP_SWIZZLE_NONE;
   constexpr auto k32 = CU_TENSOR_MAP_SWIZZLE_32B;
@@ -235,11 +228,17 @@ inline std::vector<Object> MeasureTmaLoads() {
       {"128B bf16 far before the start", kBf16, 2, k128, {96, 40}, {64, 8}, {-64, 0}},
       {"128B bf16 wider than the tensor", kBf16, 2, k128, {24, 12}, {64, 16}, {0, 0}},
       {"none u32 past the end", kU32, 4, kNone, {48, 24}, {16, 8}, {41, 20}},
-      {"128B bf16 NaN fill", kBf16, 2, k128, {96, 40}, {64, 8}, {70, 36}, 0, true},
-      {"none f32 NaN fill", kF32, 4, kNone, {48, 24}, {16, 8}, {41, 20}, 0, true},
-      {"128B bf16 outside in both", kBf16, 2, k128, {93, 40}, {64, 8}, {72, 36}, 0, false, 96},
+      {"128B bf16 unaligned, inside", kBf16, 2, k128, {96, 40}, {64, 8}, {5, 4}},
+      {"128B bf16 unaligned by 8 bytes, inside", kBf16, 2, k128, {96, 40}, {64, 8}, {4, 4}},
+      {"none bf16 unaligned, inside", kBf16, 2, kNone, {96, 40}, {64, 8}, {5, 4}},
+      {"none u32 unaligned, inside", kU32, 4, kNone, {48, 24}, {16, 8}, {3, 2}},
+      {"1d bf16 unaligned, inside", kBf16, 2, kNone, {512}, {64}, {3}},
+      {"128B bf16 outside in both", kBf16, 2, k128, {93, 40}, {64, 8}, {72, 36}, 0, 96},
       {"128B bf16 outside before both", kBf16, 2, k128, {96, 40}, {64, 8}, {-8, -3}},
-      {"none u32 outside in both", kU32, 4, kNone, {45, 24}, {16, 8}, {40, 20}, 0, false, 48},
+      {"64B bf16 outside in both", kBf16, 2, k64, {93, 40}, {32, 8}, {72, 36}, 0, 96},
+      {"32B bf16 outside in both", kBf16, 2, k32, {93, 40}, {16, 8}, {80, 36}, 0, 96},
+      {"none bf16 outside in both", kBf16, 2, kNone, {93, 40}, {32, 8}, {72, 36}, 0, 96},
+      {"none u32 outside in both", kU32, 4, kNone, {45, 24}, {16, 8}, {40, 20}, 0, 48},
       {"1d bf16", kBf16, 2, kNone, {512}, {64}, {480}},
       {"3d bf16 128B", kBf16, 2, k128, {72, 10, 5}, {64, 6, 3}, {8, 2, 1}},
       {"3d bf16 32B", kBf16, 2, k32, {72, 10, 5}, {16, 5, 3}, {8, 2, 1}},
@@ -256,21 +255,30 @@ inline std::vector<Object> MeasureTmaLoads() {
 inline std::vector<Object> MeasureTmaStores() {
   constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   constexpr auto kU32 = CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  constexpr auto kNone = CU_TENSOR_MAP_SWIZZLE_NONE;
+  constexpr auto k32 = CU_TENSOR_MAP_SWIZZLE_32B;
+  constexpr auto k64 = CU_TENSOR_MAP_SWIZZLE_64B;
+  constexpr auto k128 = CU_TENSOR_MAP_SWIZZLE_128B;
   const std::vector<TmaCase> cases = {
-      {"none bf16", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_NONE, {64, 12}, {32, 8}, {8, 2}},
-      {"32B bf16", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_32B, {64, 12}, {16, 8}, {8, 2}},
-      {"64B bf16", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_64B, {64, 12}, {32, 8}, {8, 2}},
-      {"128B bf16", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_128B, {72, 12}, {64, 8}, {8, 2}},
-      {"128B bf16 at 384", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_128B, {72, 12}, {64, 8}, {8, 2}, 384},
-      {"128B bf16 outside", kBf16, 2, CU_TENSOR_MAP_SWIZZLE_128B, {72, 12}, {64, 8}, {-3, 8}},
-      {"128B u32 outside", kU32, 4, CU_TENSOR_MAP_SWIZZLE_128B, {36, 12}, {32, 8}, {7, -2}},
-      {"3d bf16 128B outside",
-       kBf16,
-       2,
-       CU_TENSOR_MAP_SWIZZLE_128B,
-       {72, 4, 3},
-       {64, 3, 2},
-       {9, 2, 2}},
+      {"none bf16", kBf16, 2, kNone, {64, 12}, {32, 8}, {8, 2}},
+      {"32B bf16", kBf16, 2, k32, {64, 12}, {16, 8}, {8, 2}},
+      {"64B bf16", kBf16, 2, k64, {64, 12}, {32, 8}, {8, 2}},
+      {"128B bf16", kBf16, 2, k128, {72, 12}, {64, 8}, {8, 2}},
+      {"128B bf16 at 384", kBf16, 2, k128, {72, 12}, {64, 8}, {8, 2}, 384},
+      {"128B bf16 unaligned, outside", kBf16, 2, k128, {72, 12}, {64, 8}, {-3, 8}},
+      {"128B u32 unaligned, outside", kU32, 4, k128, {36, 12}, {32, 8}, {7, -2}},
+      {"3d bf16 128B unaligned, outside", kBf16, 2, k128, {72, 4, 3}, {64, 3, 2}, {9, 2, 2}},
+      {"128B bf16 unaligned, inside", kBf16, 2, k128, {72, 12}, {64, 8}, {5, 2}},
+      {"none u32 unaligned, inside", kU32, 4, kNone, {48, 12}, {16, 8}, {3, 2}},
+      {"none bf16 outside in both", kBf16, 2, kNone, {61, 12}, {32, 8}, {40, 8}, 0, 64},
+      {"32B bf16 outside in both", kBf16, 2, k32, {61, 12}, {16, 8}, {48, 8}, 0, 64},
+      {"64B bf16 outside in both", kBf16, 2, k64, {61, 12}, {32, 8}, {40, 8}, 0, 64},
+      {"128B bf16 outside in both", kBf16, 2, k128, {69, 12}, {64, 8}, {16, 8}, 0, 72},
+      {"128B bf16 outside before both", kBf16, 2, k128, {72, 12}, {64, 8}, {-8, -3}},
+      {"128B bf16 wholly outside", kBf16, 2, k128, {72, 12}, {64, 8}, {0, 12}},
+      {"128B u32 outside in both", kU32, 4, k128, {33, 12}, {32, 8}, {8, -2}, 0, 36},
+      {"3d bf16 128B outside", kBf16, 2, k128, {72, 4, 3}, {64, 3, 2}, {16, 2, 2}},
+      {"128B bf16 inner box of half a span", kBf16, 2, k128, {72, 12}, {32, 8}, {8, 2}},
   };
   std::vector<Object> objects;
   for (const TmaCase& c : cases) objects.push_back(Isolated(MeasureStore, Describe(c), c));
