@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds, tests and times the kernels on GPU 0 of this host; logs, junit XML and JSON go to $1.
+# Builds, tests and times the kernels on one GPU of this host (CUDA_VISIBLE_DEVICES, else 0); logs, junit XML and JSON go to $1.
 #   tests/gpu/run_all.sh OUTPUT_FOLDER [STAGE...]
 # with the stages build, cases, bench, mps, sanitizer and kill.
 # Without names everything runs, in this order: what kills processes comes last, without MPS.
@@ -8,7 +8,7 @@ out=${1:?usage: run_all.sh OUTPUT_FOLDER [STAGE...]}
 shift
 wanted="$*"
 source tests/gpu/stages.sh
-export CUDA_VISIBLE_DEVICES=0 JAX_SYMM_TEST_REQUIRE=${JAX_SYMM_TEST_REQUIRE-gpu,kernels,multigpu1}
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} JAX_SYMM_TEST_REQUIRE=${JAX_SYMM_TEST_REQUIRE-gpu,kernels,multigpu1}
 
 run_build() { build; }
 
