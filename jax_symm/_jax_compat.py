@@ -37,6 +37,11 @@ def coordination_client() -> Any:
     return _distributed.global_state.client
 
 
+def default_matmul_precision() -> Any:
+    """What `jax.default_matmul_precision` has set on this thread, or None."""
+    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+
+
 def under_trace() -> bool:
     """Whether a transformation or `jax.jit` is tracing on this thread."""
     return not _core.trace_state_clean()

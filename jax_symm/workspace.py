@@ -273,6 +273,21 @@ class Workspace:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def __copy__(self) -> Workspace:
+        """Itself: the copy of a module shares its workspace."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Workspace:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise SymmTypeError(
+            f"Workspace({self.name!r}) cannot be pickled: it is memory of this "
+            "process. A program finds it by its name: let one that is to be serialised "
+            "close over it or use use_workspace, not take it as an argument, and open "
+            "a workspace of this name where it is loaded"
+        )
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workspace) and self.spec == other.spec
 

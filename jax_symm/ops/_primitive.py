@@ -3,7 +3,8 @@
 A primitive of our own, and not `jax.ffi.ffi_call`, because the result's varying axes
 differ from the operands': reduce_scatter varies over the axis, all_reduce does not. The
 third operand is the caller's `axis_index`, which the runtime compares with the rank
-that the workspace gave this device.
+that the workspace gave this device; where a vmap has taken the axis's name, it is
+batched, and so known for what it is.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from jax.sharding import ManualAxisType
 
 from jax_symm import _native
 from jax_symm._jax_compat import Primitive
-from jax_symm.errors import SymmUnsupportedError
-from jax_symm.group import axis_text
 from jax_symm.ops import _paths, _rules, reference
+from jax_symm.ops._surroundings import shadowed_axis
 
 _logger = logging.getLogger("jax_symm")
 
@@ -41,6 +41,7 @@ _FLIPPED: dict[_rules.WeightLayout, _rules.WeightLayout] = {"kn": "nk", "nk": "k
 #   size                 all_gather_gemm: entries of `dimension` kept after the gather
 #   w_layout, out_dtype  as in the public operations
 #   path, spec           what was asked for, and the workspace's facts or None
+#   precision            jax.default_matmul_precision where the user called
 #   platform             of the branch of a multi-platform export; else None
 
 
@@ -74,7 +75,9 @@ def _communicating_abstract_eval(
     )
 
 
-def _all_gather_gemm_abstract_eval(x: Any, w: Any, **params: Any) -> Any:
+def _all_gather_gemm_abstract_eval(
+    x: Any, w: Any, axis_index: Any, **params: Any
+) -> Any:
     shape = list(x.shape)
     shape[params["dimension"]] = params["size"]
     shape[-1] = w.shape[1 if params["w_layout"] == "kn" else 0]
@@ -91,13 +94,17 @@ def _all_gather_gemm_abstract_eval(x: Any, w: Any, **params: Any) -> Any:
 
 
 def _weight_cotangent(
-    x: jax.Array, ct: jax.Array, w_layout: _rules.WeightLayout, dtype: Any
+    x: jax.Array, ct: jax.Array, dtype: Any, params: dict[str, Any]
 ) -> jax.Array:
     """`x^T @ ct` over all dimensions but the last, in the layout of the weight."""
     rows = tuple(range(x.ndim - 1))
-    left, right = (x, ct) if w_layout == "kn" else (ct, x)
+    left, right = (x, ct) if params["w_layout"] == "kn" else (ct, x)
     return lax.dot_general(
-        left, right, ((rows, rows), ((), ())), preferred_element_type=dtype
+        left,
+        right,
+        ((rows, rows), ((), ())),
+        precision=params["precision"],
+        preferred_element_type=dtype,
     )
 
 
@@ -115,11 +122,12 @@ def _reduce_scatter_transpose(
             "w_layout": _FLIPPED[params["w_layout"]],
             "out_dtype": aval.dtype,
         }
-        return [all_gather_gemm_p.bind(ct, w, size=size, **flipped), None, None]
+        out = all_gather_gemm_p.bind(ct, w, axis_index, size=size, **flipped)
+        return [out, None, None]
     rows = reference.gather(
         ct, params["axes"], params["dimension"], x.shape[params["dimension"]]
     )
-    return [None, _weight_cotangent(x, rows, params["w_layout"], aval.dtype), None]
+    return [None, _weight_cotangent(x, rows, aval.dtype, params), None]
 
 
 def _all_reduce_transpose(
@@ -136,13 +144,16 @@ def _all_reduce_transpose(
     ct = reference.vary(ct, aval.manual_axis_type.varying)
     if ad.is_undefined_primal(x):
         flipped = _FLIPPED[params["w_layout"]]
-        return [reference.local_product(ct, w, flipped, aval.dtype), None, None]
-    return [None, _weight_cotangent(x, ct, params["w_layout"], aval.dtype), None]
+        out = reference.local_product(ct, w, flipped, aval.dtype, params["precision"])
+        return [out, None, None]
+    return [None, _weight_cotangent(x, ct, aval.dtype, params), None]
 
 
-def _all_gather_gemm_transpose(ct: Any, x: Any, w: Any, **params: Any) -> list[Any]:
+def _all_gather_gemm_transpose(
+    ct: Any, x: Any, w: Any, axis_index: Any, **params: Any
+) -> list[Any]:
     if type(ct) is ad.Zero:
-        return [None, None]
+        return [None, None, None]
     aval = (x if ad.is_undefined_primal(x) else w).aval
     ct = ct.astype(aval.dtype)
     size = params.pop("size")
@@ -152,11 +163,10 @@ def _all_gather_gemm_transpose(ct: Any, x: Any, w: Any, **params: Any) -> list[A
             "w_layout": _FLIPPED[params["w_layout"]],
             "out_dtype": aval.dtype,
         }
-        axis_index = lax.axis_index(params["axes"])
         out = gemm_reduce_scatter_p.bind(ct, w, axis_index, **flipped)
-        return [out, None]
+        return [out, None, None]
     rows = reference.gather(x, params["axes"], params["dimension"], size)
-    return [None, _weight_cotangent(rows, ct, params["w_layout"], aval.dtype)]
+    return [None, _weight_cotangent(rows, ct, aval.dtype, params), None]
 
 
 # --- batching -------------------------------------------------------------------------
@@ -166,37 +176,34 @@ def _batch(
     primitive: Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> tuple[Any, int]:
     """A batch of x is one more non-contracted dimension; a batch of w is a loop."""
-    x, w, *rest = args
-    x_dim, w_dim, *rest_dims = dims
-    if any(d is not None for d in rest_dims):
-        raise SymmUnsupportedError(
-            f"{primitive.name}: axis {axis_text(params['axes'])} is the axis of a "
-            "vmap; the collective axis must be a mesh axis of jax.shard_map"
-        )
+    x, w, axis_index = args
+    x_dim, w_dim, index_dim = dims
+    if index_dim is not None:
+        raise shadowed_axis(primitive.name, params["axes"])
     if w_dim is not None:
-        return _loop(primitive, x, w, rest, x_dim, w_dim, params)
+        return _loop(primitive, x, w, axis_index, x_dim, w_dim, params)
     if x_dim == x.ndim - 1:
         x, x_dim = jax.numpy.moveaxis(x, x_dim, 0), 0
     dimension = params["dimension"]
     if dimension is not None and x_dim <= dimension:
         params["dimension"] = dimension + 1
-    return primitive.bind(x, w, *rest, **params), x_dim
+    return primitive.bind(x, w, axis_index, **params), x_dim
 
 
 def _loop(
     primitive: Primitive,
     x: Any,
     w: Any,
-    rest: Sequence[Any],
+    axis_index: Any,
     x_dim: int | None,
     w_dim: int,
     params: dict[str, Any],
 ) -> tuple[Any, int]:
     ws = jax.numpy.moveaxis(w, w_dim, 0)
     if x_dim is None:
-        return lax.map(lambda w: primitive.bind(x, w, *rest, **params), ws), 0
+        return lax.map(lambda w: primitive.bind(x, w, axis_index, **params), ws), 0
     xs = jax.numpy.moveaxis(x, x_dim, 0)
-    return lax.map(lambda xw: primitive.bind(*xw, *rest, **params), (xs, ws)), 0
+    return lax.map(lambda xw: primitive.bind(*xw, axis_index, **params), (xs, ws)), 0
 
 
 # --- lowering -------------------------------------------------------------------------
@@ -262,6 +269,7 @@ def _lower_reference(op: _rules.Op, ctx: Any, x: Any, w: Any, **params: Any) -> 
         common: dict[str, Any] = {
             "w_layout": params["w_layout"],
             "preferred_element_type": params["out_dtype"],
+            "precision": params["precision"],
         }
         if op == "all_reduce":
             return reference.gemm_all_reduce(x, w, params["axes"], **common)
@@ -280,7 +288,9 @@ def _lower_host(
     x_aval, w_aval, index_aval = ctx.avals_in
 
     def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return reference.local_product(x, w, params["w_layout"], problem.dtype)
+        return reference.local_product(
+            x, w, params["w_layout"], problem.dtype, params["precision"]
+        )
 
     def empty(x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.numpy.zeros(problem.out_shape, problem.out_dtype)
@@ -351,14 +361,9 @@ def _call_site(problem: _rules.Problem, ctx: Any) -> np.int64:
 # --- registration ---------------------------------------------------------------------
 
 
-def _apply(primitive: Primitive) -> None:
+def _define(primitive: Primitive, abstract_eval: Any, transpose: Any) -> None:
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
-
-
-def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -> None:
-    _apply(primitive)
-    primitive.def_abstract_eval(functools.partial(_communicating_abstract_eval, op))
+    primitive.def_abstract_eval(abstract_eval)
     ad.defjvp(
         primitive,
         lambda dx, x, w, i, **params: primitive.bind(dx, w, i, **params),
@@ -366,12 +371,19 @@ def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -
         None,
     )
     ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+
+
+def _define_communicating(primitive: Primitive, op: _rules.Op, transpose: Any) -> None:
+    _define(primitive, functools.partial(_communicating_abstract_eval, op), transpose)
     # Not cacheable: a cached lowering would give two calls one number.
     rule = functools.partial(_lower, primitive, op)
     mlir.register_lowering(primitive, rule, cacheable=False)
 
 
-def _all_gather_gemm_reference(x: jax.Array, w: jax.Array, **params: Any) -> jax.Array:
+def _all_gather_gemm_reference(
+    x: jax.Array, w: jax.Array, axis_index: jax.Array, **params: Any
+) -> jax.Array:
     return reference.all_gather_gemm(
         x,
         w,
@@ -380,21 +392,7 @@ def _all_gather_gemm_reference(x: jax.Array, w: jax.Array, **params: Any) -> jax
         size=params["size"],
         w_layout=params["w_layout"],
         preferred_element_type=params["out_dtype"],
-    )
-
-
-def _define_all_gather_gemm() -> None:
-    primitive = all_gather_gemm_p
-    _apply(primitive)
-    primitive.def_abstract_eval(_all_gather_gemm_abstract_eval)
-    ad.defjvp(
-        primitive,
-        lambda dx, x, w, **params: primitive.bind(dx, w, **params),
-        lambda dw, x, w, **params: primitive.bind(x, dw, **params),
-    )
-    ad.primitive_transposes[primitive] = _all_gather_gemm_transpose
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(_all_gather_gemm_reference, multiple_results=False)
+        precision=params["precision"],
     )
 
 
@@ -402,4 +400,8 @@ _define_communicating(
     gemm_reduce_scatter_p, "reduce_scatter", _reduce_scatter_transpose
 )
 _define_communicating(gemm_all_reduce_p, "all_reduce", _all_reduce_transpose)
-_define_all_gather_gemm()
+_define(all_gather_gemm_p, _all_gather_gemm_abstract_eval, _all_gather_gemm_transpose)
+mlir.register_lowering(
+    all_gather_gemm_p,
+    mlir.lower_fun(_all_gather_gemm_reference, multiple_results=False),
+)

@@ -237,6 +237,7 @@ def make_problem(
         raise SymmValueError(f"op: got {op!r}, expected one of {OPS}")
     if w_layout not in get_args(WeightLayout):
         raise SymmValueError(f"{op}: w_layout: got {w_layout!r}, expected 'kn' or 'nk'")
+    _refuse_symbols(op, x, w)
     n = _columns(op, tuple(x.shape), tuple(w.shape), w_layout)
     dtype = _operand_dtype(op, x, w)
     return Problem(
@@ -252,6 +253,18 @@ def make_problem(
         dtype=dtype,
         out_dtype=_result_dtype(op, dtype, preferred_element_type),
     )
+
+
+def _refuse_symbols(op: Op, x: Any, w: Any) -> None:
+    for name, operand in (("x", x), ("w", w)):
+        symbols = [d for d in operand.shape if not isinstance(d, (int, np.integer))]
+        if symbols:
+            shape = ", ".join(str(d) for d in operand.shape)
+            raise SymmValueError(
+                f"{op}: {name}: got shape ({shape}), whose size {symbols[0]} is a "
+                "symbol, expected numbers: memory and kernels are made for sizes; "
+                "export the program once for each size"
+            )
 
 
 def _columns(op: Op, x_shape: Shape, w_shape: Shape, w_layout: WeightLayout) -> int:

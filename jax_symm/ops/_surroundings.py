@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import jax
+from jax import lax
 
 from jax_symm.errors import SymmAxisError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
@@ -27,6 +28,9 @@ def operands(
             f"(bound: {tuple(mesh.manual_axes)}). Call it inside jax.shard_map over a "
             f"mesh that has this axis; the axis_name of a jax.vmap will not do."
         )
+    shadowed = tuple(a for a in axes if lax.axis_size(a) != mesh.shape[a])
+    if shadowed:
+        raise shadowed_axis(name, shadowed)
     x, w = jax.numpy.asarray(x), jax.numpy.asarray(w)
     for operand_name, operand in (("x", x), ("w", w)):
         _refuse_explicit_axes(name, operand_name, operand, mesh)
@@ -36,6 +40,15 @@ def operands(
         | jax.typeof(w).manual_axis_type.varying
     )
     return axes, reference.vary(x, varying), reference.vary(w, varying)
+
+
+def shadowed_axis(name: str, axes: tuple[str, ...]) -> SymmAxisError:
+    """What to raise where a vmap inside the shard_map has taken the name of an axis."""
+    return SymmAxisError(
+        f"{name}: axis {axis_text(axes)} is the axis_name of a jax.vmap here; the "
+        "ranks are devices, so it must be a mesh axis of jax.shard_map: give the vmap "
+        "another axis_name"
+    )
 
 
 def _refuse_explicit_axes(
@@ -69,5 +82,5 @@ def _warn_once(op: Op, left: tuple[tuple[str, int], ...]) -> None:
         f"{op}: the enclosing jax.shard_map leaves the mesh axes {names} to the "
         f"compiler, which gathers x and w over them, and all {copies} devices along "
         "them do the same work; add them to axis_names to avoid it",
-        stacklevel=6,
+        stacklevel=5,  # the caller of the operation
     )

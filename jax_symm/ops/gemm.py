@@ -9,6 +9,7 @@ import jax
 from jax import lax
 
 from jax_symm import config
+from jax_symm._jax_compat import default_matmul_precision
 from jax_symm.config import Path
 from jax_symm.errors import SymmAxisError, SymmError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
@@ -36,8 +37,10 @@ def gemm_reduce_scatter(
     scatter_dimension=..., tiled=True)`. Where R does not divide m, the padding rows are
     zero and the global result has `R * ceil(m / R)` rows; the transpose drops them.
 
-    Call it inside `jax.shard_map`. Differentiable in x and w; `jax.vmap` over x costs
-    no copy, over w it loops.
+    Call it inside `jax.shard_map`. Differentiable in x and w: a float32 cotangent is
+    rounded to the operands' dtype, in which its products run; forward mode costs one
+    more call for each operand that has a tangent. `jax.vmap` over x costs no copy, over
+    w it loops.
 
     Args:
       x: Activations `[*batch, m, k_local]`, bfloat16, float16 or float32.
@@ -95,7 +98,7 @@ def gemm_all_reduce(
     """Multiplies and sums over the ranks of a mesh axis.
 
     By definition `lax.psum(x @ w, axis_name)`. Call it inside `jax.shard_map`.
-    Differentiable in x and w; `jax.vmap` over x costs no copy, over w it loops.
+    Differentiable and batched as `gemm_reduce_scatter`.
 
     Args:
       x: Activations `[*batch, m, k_local]`, bfloat16, float16 or float32.
@@ -187,6 +190,7 @@ def all_gather_gemm(
         out: jax.Array = _primitive.all_gather_gemm_p.bind(
             x,
             w,
+            lax.axis_index(axes),
             axes=axes,
             axis_size=world_size,
             dimension=dimension,
@@ -195,6 +199,7 @@ def all_gather_gemm(
             out_dtype=forward.out_dtype,
             path=path,
             spec=spec,
+            precision=default_matmul_precision(),
             platform=None,
         )
     return out
@@ -303,6 +308,7 @@ def _communicate(
             out_dtype=problem.out_dtype,
             path=path,
             spec=spec,
+            precision=default_matmul_precision(),
             platform=None,
         )
     return out

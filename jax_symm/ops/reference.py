@@ -17,12 +17,20 @@ from jax_symm.ops import _rules
 
 
 def local_product(
-    x: jax.Array, w: jax.Array, w_layout: _rules.WeightLayout, out_dtype: Any
+    x: jax.Array,
+    w: jax.Array,
+    w_layout: _rules.WeightLayout,
+    out_dtype: Any,
+    precision: Any = None,
 ) -> jax.Array:
     """`x @ w` on one rank: accumulated in f32, rounded once to `out_dtype`."""
     contracted = ((x.ndim - 1,), (0 if w_layout == "kn" else 1,))
     return lax.dot_general(
-        x, w, (contracted, ((), ())), preferred_element_type=out_dtype
+        x,
+        w,
+        (contracted, ((), ())),
+        precision=precision,
+        preferred_element_type=out_dtype,
     )
 
 
@@ -34,6 +42,7 @@ def gemm_reduce_scatter(
     scatter_dimension: int = -2,
     w_layout: _rules.WeightLayout = "kn",
     preferred_element_type: Any = None,
+    precision: Any = None,
 ) -> jax.Array:
     """`psum_scatter(pad(x @ w))`: see `jax_symm.gemm_reduce_scatter`.
 
@@ -52,7 +61,7 @@ def gemm_reduce_scatter(
         preferred_element_type=preferred_element_type,
     )
     assert problem.dimension is not None
-    product = local_product(x, w, w_layout, problem.out_dtype)
+    product = local_product(x, w, w_layout, problem.out_dtype, precision)
     padded = pad_to(product, problem.dimension, problem.shard_size * world_size)
     if world_size == 1:
         return padded
@@ -71,6 +80,7 @@ def gemm_all_reduce(
     *,
     w_layout: _rules.WeightLayout = "kn",
     preferred_element_type: Any = None,
+    precision: Any = None,
 ) -> jax.Array:
     """`psum(x @ w)`: see `jax_symm.gemm_all_reduce`.
 
@@ -86,7 +96,7 @@ def gemm_all_reduce(
         w_layout=w_layout,
         preferred_element_type=preferred_element_type,
     )
-    product = local_product(x, w, w_layout, problem.out_dtype)
+    product = local_product(x, w, w_layout, problem.out_dtype, precision)
     total: jax.Array = lax.psum(product, axes)
     return total
 
@@ -100,6 +110,7 @@ def all_gather_gemm(
     size: int | None = None,
     w_layout: _rules.WeightLayout = "kn",
     preferred_element_type: Any = None,
+    precision: Any = None,
 ) -> jax.Array:
     """`all_gather(x) @ w`: see `jax_symm.all_gather_gemm`.
 
@@ -107,7 +118,8 @@ def all_gather_gemm(
     """
     axes = axis_tuple(axis_name)
     gathered = gather(vary(x, axes), axes, gather_dimension, size)
-    return local_product(gathered, w, w_layout, preferred_element_type or x.dtype)
+    out_dtype = preferred_element_type or x.dtype
+    return local_product(gathered, w, w_layout, out_dtype, precision)
 
 
 def gather(
