@@ -1,12 +1,14 @@
 """Loops, branches, rematerialisation and custom derivatives around one workspace."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from _programs import (
+    AR_SPEC,
     DEFINITION,
     OURS,
     X_SPEC,
@@ -14,6 +16,7 @@ from _programs import (
     integers,
     sharded,
 )
+from jax.ad_checkpoint import checkpoint_name
 
 import jax_symm
 
@@ -106,6 +109,7 @@ PROGRAMS = {
     "custom_vjp": custom_vjp,
 }
 NOT_REVERSIBLE = {"while_loop"}
+NO_FORWARD_MODE = {"custom_vjp"}
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -129,25 +133,71 @@ def test_equals_the_definition(name, check_vma, mesh, workspace):
     assert host_calls(workspace) > before
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - NO_FORWARD_MODE))
+def test_forward_mode(name, check_vma, mesh, workspace):
+    def outputs(workspace):
+        body = functools.partial(PROGRAMS[name], all_reduce(workspace))
+        function = sharded(body, mesh, out_specs=X_SPEC, check_vma=check_vma)
+        x, w = SQUARE
+        return jax.jit(lambda x, w: jax.jvp(function, (x, w), (2 * x, w.T)))(x, w)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        outputs(workspace),
+        outputs(None),
+    )
+
+
+SAVED = {
+    None: False,
+    "nothing_saveable": False,
+    "dots_saveable": False,
+    "everything_saveable": True,
+    "named": True,
+}
+
+
+@pytest.mark.parametrize("policy", SAVED)
+def test_policies_decide_what_runs_again(policy, mesh, workspace):
+    """As with `psum`: the backward pass repeats the call unless its result is saved."""
+    named = policies.save_only_these_names("reduced")
+    chosen = named if policy == "named" else getattr(policies, policy or "", None)
+
+    def calls(call, name):
+        block = lambda x, w: jnp.sin(checkpoint_name(call(x, w), "reduced"))
+        body = lambda x, w: jax.checkpoint(block, policy=chosen)(x, w)
+        function = sharded(body, mesh, out_specs=AR_SPEC)
+        loss = lambda x, w: jnp.sum(function(x, w))
+        text = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*SQUARE).as_text()
+        return len(re.findall(name, text))
+
+    ours = calls(all_reduce(workspace), r"custom_call @jax_symm\.gemm_all_reduce")
+    assert ours == (1 if SAVED[policy] else 2)
+    assert ours == calls(all_reduce(None), r"stablehlo\.all_reduce")
+
+
 def test_captured_constant_in_a_scan(mesh, workspace):
-    """Case C22: a constant captured by the loop stays what it was."""
-    ones = np.ones((8, 4), np.float32)
+    """Case C22: with x64 on, a float64 constant captured by the loop stays what it was."""
+    ones = np.ones((8, 4), np.float64)
 
     def body(x, w):
         first = step(all_reduce(workspace), x, w)
-        carry, seen = jax.lax.scan(
-            lambda c, _: (step(all_reduce(workspace), c, w) * ones, jnp.asarray(ones)),
-            first,
-            None,
-            4,
-        )
-        return carry, seen
 
-    _, seen = jax.jit(
-        sharded(
-            body, mesh, out_specs=(X_SPEC, jax.P(None, None, "tp")), check_vma=False
-        )
-    )(*SQUARE)
+        def layer(c, _):
+            y = step(all_reduce(workspace), c, w)
+            return (y * ones).astype(y.dtype), jnp.asarray(ones)
+
+        return jax.lax.scan(layer, first, None, 4)
+
+    specs = {"out_specs": (X_SPEC, jax.P(None, None, "tp")), "check_vma": False}
+    with jax.enable_x64(True):
+        carry, seen = jax.jit(sharded(body, mesh, **specs))(*SQUARE)
+    x, w = (np.asarray(a) for a in SQUARE)
+    for _ in range(5):
+        x = np.clip(x @ w, -2, 2)
+    np.testing.assert_array_equal(carry, x)
+    assert seen.dtype == np.float64
     assert (np.asarray(seen) == 1).all()
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _programs import (
+    DEFINITION,
     OPS,
     OURS,
     RS_TARGET,
@@ -34,6 +35,14 @@ def check(op, mesh, axis, in_specs, out_specs, operands=operands, **options):
         function = jax.jit(sharded(body, mesh, in_specs, out_specs, **options))
         np.testing.assert_array_equal(function(x, w), np.asarray(x) @ np.asarray(w))
         assert host_calls(workspace) == mesh.size
+        check_gradients(function, x, w)
+
+
+def check_gradients(function, x, w):
+    gradients = lambda f: jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))
+    ours = jax.jit(gradients(function))(x, w)
+    truth = gradients(lambda x, w: x @ w)(*map(np.asarray, (x, w)))
+    jax.tree.map(np.testing.assert_array_equal, ours, truth)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -114,25 +123,76 @@ def test_nested_shard_map(op):
             np.testing.assert_array_equal(
                 jax.jit(function)(x, w), np.asarray(x) @ np.asarray(w)
             )
+        assert host_calls(ws) == mesh.size
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_gradient_inside_nested_shard_map(op, check_vma):
+    """Outside of both, JAX itself cannot lower the gradient, of `psum` neither."""
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    specs = (P(None, "tp"), P("tp", None))
+
+    def gradients(call):
+        def loss(x, w):
+            return jnp.sum(call(x, w) ** 2)
+
+        def outer(x, w):
+            if check_vma:
+                w = jax.lax.pcast(w, "dp", to="varying")
+            dx, dw = jax.shard_map(
+                jax.grad(loss, (0, 1)),
+                in_specs=specs,
+                out_specs=specs,
+                axis_names={"tp"},
+                check_vma=check_vma,
+            )(x, w)
+            return dx, jax.lax.psum(dw, "dp")
+
+        function = jax.shard_map(
+            outer,
+            mesh=mesh,
+            in_specs=(P("dp"), P()),
+            out_specs=(P("dp"), P()),
+            axis_names={"dp"},
+            check_vma=check_vma,
+        )
+        return jax.jit(function)(*operands())
+
+    with (
+        jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws,
+        jax.set_mesh(mesh),
+    ):
+        ours = gradients(lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host"))
+        wanted = gradients(lambda x, w: DEFINITION[op](x, w, "tp"))
+        jax.tree.map(np.testing.assert_array_equal, ours, wanted)
+        assert host_calls(ws) == mesh.size
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_auto_axes_left_over(op):
     """Right, and warned once with the axes' names: every device of the other axis repeats it."""
     mesh = mesh_of((2, 4), ("dp", "tp"))
-    x, w = operands()
+    # Sharded over the axis that is left over, so that the compiler must gather.
+    x = jax.device_put(operands()[0], NamedSharding(mesh, P("dp", "tp")))
+    w = jax.device_put(operands()[1], NamedSharding(mesh, P("tp", "dp")))
     out = P("tp", None) if op == "gemm_reduce_scatter" else P()
     with jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws:
         body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")
         specs = (P(None, "tp"), P("tp", None))
         function = sharded(body, mesh, specs, out, axis_names={"tp"})
         jax_symm.ops._surroundings._warn_once.cache_clear()  # another test may have been told
-        with pytest.warns(UserWarning, match="dp"):
+        cost = "mesh axes dp to the compiler.* all 2 devices .* do the same work"
+        with pytest.warns(UserWarning, match=cost) as caught:
             y = jax.jit(function)(x, w)
+        assert [w.filename for w in caught] == [__file__], "where the user calls"
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # said once
             jax.jit(lambda x, w: 2 * function(x, w))(x, w)
         np.testing.assert_array_equal(y, np.asarray(x) @ np.asarray(w))
+        counts = hlo_counts(jax.jit(function).lower(x, w).compile().as_text())
+        assert counts == {"all-gather": 2, f"jax_symm.{op}.v1": 1}, "x and w, as said"
+        check_gradients(function, x, w)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -150,6 +210,26 @@ def test_explicit_axes_left_over(op):
         function = jax.shard_map(body, out_specs=out, axis_names={"tp"})
         with pytest.raises(ValueError, match=r"dp.*axis_names"):
             jax.jit(function)(x, w)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_explicit_axes_left_over_without_an_operand_on_them(op):
+    mesh = mesh_of((2, 4), ("dp", "tp"), AxisType.Explicit)
+    x = jax.device_put(operands()[0], NamedSharding(mesh, P(None, "tp")))
+    w = jax.device_put(operands()[1], NamedSharding(mesh, P("tp", None)))
+    with (
+        jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws,
+        jax.set_mesh(mesh),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")  # what is replicated was so by the user's choice
+        body = lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host")
+        out = P("tp", None) if op == "gemm_reduce_scatter" else P(None, None)
+        function = jax.shard_map(body, out_specs=out, axis_names={"tp"})
+        np.testing.assert_array_equal(
+            jax.jit(function)(x, w), np.asarray(x) @ np.asarray(w)
+        )
+        check_gradients(function, x, w)
 
 
 def test_no_gather_around_the_call():

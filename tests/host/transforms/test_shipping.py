@@ -1,17 +1,29 @@
 """AOT, export, serialised executables, the persistent cache, multi-platform lowering (C23)."""
 
 import os
-import pathlib
 import pickle
 import subprocess
 import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from _programs import AR_SPEC, host_calls, integers, sharded
+from _programs import (
+    AR_SPEC,
+    OPS,
+    OURS,
+    OUT_SPEC,
+    W_SPEC,
+    X_SPEC,
+    host_calls,
+    integers,
+    sharded,
+)
 from jax import export
+from jax.experimental import serialize_executable
+from jax.sharding import PartitionSpec as P
 
 import jax_symm
 
@@ -23,14 +35,15 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import PartitionSpec as P
 import jax_symm
-mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("tp",))
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("dp", "tp"))
 x = np.arange(16 * 32).reshape(16, 32).astype(np.float32) % 5 - 2
 w = np.arange(32 * 24).reshape(32, 24).astype(np.float32) % 7 - 3
-def open_workspace(name="shipped"):
-    return jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32", name=name)
+def open_workspace(max_m=64):
+    return jax_symm.Workspace(mesh, "tp", max_m=max_m, n=24, dtype="float32", name="shipped")
 def program(workspace):
     body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace, path="host")
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P(None, "tp"), P("tp", None)), out_specs=P(None, None)))
+    body.__name__ = "shipped_program"
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("dp", "tp"), P("tp", None)), out_specs=P("dp", None)))
 def host_calls(ws):
     return sum(ws.calls().get("host", {}).values())
 def check(y):
@@ -84,7 +97,7 @@ def test_export_round_trip_in_another_process(tmp_path):
         from jax import export
         with open_workspace() as ws:
             exported = export.export(program(ws), disabled_checks=jax_symm.export_safety_checks())(x, w)
-        open(sys.argv[1], "wb").write(exported.serialize())
+            open(sys.argv[1], "wb").write(exported.serialize(vjp_order=1))
         """,
         artifact,
     )
@@ -92,9 +105,9 @@ def test_export_round_trip_in_another_process(tmp_path):
         """
         from jax import export
         jax_symm.register_ffi_targets()
-        program = jax.jit(export.deserialize(open(sys.argv[1], "rb").read()).call)
-        placed = [jax.device_put(a, jax.NamedSharding(mesh, s)) for a, s in ((x, P(None, "tp")), (w, P("tp", None)))]
-        compiled = program.lower(*placed).compile()  # before the workspace exists
+        loaded = export.deserialize(open(sys.argv[1], "rb").read()).call
+        placed = [jax.device_put(a, jax.NamedSharding(mesh, s)) for a, s in ((x, P("dp", "tp")), (w, P("tp", None)))]
+        compiled = jax.jit(loaded).lower(*placed).compile()  # before the workspace exists
         try:
             jax.block_until_ready(compiled(*placed))
         except Exception as error:
@@ -104,6 +117,8 @@ def test_export_round_trip_in_another_process(tmp_path):
         with open_workspace() as ws:
             check(compiled(*placed))
             assert host_calls(ws) == 4, ws.calls()
+            gradients = jax.jit(jax.grad(lambda *a: (loaded(*a) ** 2).sum(), (0, 1)))(*placed)
+        jax.tree.map(np.testing.assert_array_equal, gradients, (2 * (x @ w) @ w.T, 2 * x.T @ (x @ w)))
         """,
         artifact,
     )
@@ -135,33 +150,52 @@ def test_serialised_executable_in_another_process(tmp_path):
 
 
 CACHED = """
-from jax._src import monitoring
+from jax import monitoring
 events = []
 monitoring.register_event_listener(lambda name, **_: events.append(name))
-with open_workspace() as ws:
+with open_workspace(int(sys.argv[1])) as ws:
     check(program(ws)(x, w))
     print("calls", host_calls(ws))
 print("hits", events.count("/jax/compilation_cache/cache_hits"))
+print("misses", events.count("/jax/compilation_cache/cache_misses"))
 """
 
 
 def test_persistent_cache_hit_in_a_fresh_process(tmp_path):
-    """The second process loads what the first compiled, and its text holds no address."""
+    """A second process loads what the first compiled: no address, size or id is in it.
+
+    A workspace of another capacity takes the same entry; the call is checked against it
+    where it is traced, and again where it runs.
+    """
     env = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    assert "calls 4" in run_fresh(CACHED, **env)
-    entries = sorted(
-        p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name
-    )
-    output = run_fresh(CACHED, **env)
-    assert "calls 4" in output
-    assert "hits 0" not in output
-    assert entries == sorted(
-        p.name for p in pathlib.Path(tmp_path).iterdir() if "atime" not in p.name
-    )
+
+    def entries():
+        names = sorted(p.name for p in tmp_path.iterdir())
+        return [name for name in names if "atime" not in name]
+
+    first = run_fresh(CACHED, 64, **env)
+    assert "hits 0" in first
+    assert "misses 0" not in first
+    stored = entries()
+    assert any("shipped_program" in name for name in stored)
+    for max_m in (64, 128):
+        output = run_fresh(CACHED, max_m, **env)
+        assert "calls 4" in output
+        assert "misses 0" in output
+        assert "hits 0" not in output
+        assert entries() == stored
+    refused = """
+        with open_workspace(4) as ws:
+            try:
+                program(ws)(x, w)
+            except ValueError as error:
+                print(error)
+    """
+    assert "too small" in run_fresh(refused, **env)
 
 
 def test_lowered_text_is_the_same_in_two_processes():
@@ -170,18 +204,73 @@ def test_lowered_text_is_the_same_in_two_processes():
     assert run_fresh(code) == run_fresh(code)
 
 
-def test_multi_platform_export_without_cuda(mesh, workspace):
-    """Exported for CPU and CUDA here; the CUDA half carries our call or its xla fallback."""
-    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=workspace)
-    function = jax.jit(sharded(body, mesh, out_specs=AR_SPEC))
+@pytest.mark.parametrize("op", OPS)
+def test_multi_platform_export_without_cuda(op, mesh, workspace):
+    """Exported for CPU and CUDA here: our call for the one, XLA's for the other."""
+    body = lambda x, w: OURS[op](x, w, "tp", workspace=workspace)
+    function = jax.jit(sharded(body, mesh, out_specs=OUT_SPEC[op]))
     exported = export.export(
         function,
         platforms=("cpu", "cuda"),
         disabled_checks=jax_symm.export_safety_checks(),
     )(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands()))
     assert exported.platforms == ("cpu", "cuda")
+    text = exported.mlir_module()
+    assert text.count(f"@jax_symm.{op}.v1") == 1
+    assert f"stablehlo.{op.removeprefix('gemm_')}" in text
+    pytest.importorskip("flatbuffers", reason="jax.export serialises with flatbuffers")
+    loaded = export.deserialize(exported.serialize(vjp_order=1)).call
+    specs = (X_SPEC, W_SPEC)
+    x, w = (
+        jax.device_put(a, jax.NamedSharding(mesh, s))
+        for a, s in zip(operands(), specs, strict=True)
+    )
+    before = host_calls(workspace)
+    np.testing.assert_array_equal(jax.jit(loaded)(x, w), np.asarray(x) @ np.asarray(w))
+    assert host_calls(workspace) == before + mesh.size
+    gradient = lambda f: jax.grad(lambda x, w: jnp.sum(f(x, w) ** 2), (0, 1))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.jit(gradient(loaded))(x, w),
+        gradient(lambda x, w: x @ w)(*operands()),
+    )
 
 
-def test_pickled_workspace_is_refused(workspace):
-    with pytest.raises(TypeError, match="Workspace"):
-        pickle.dumps(workspace)
+@pytest.mark.parametrize("op", OPS)
+def test_lowered_for_cuda_alone(op, mesh):
+    """On a machine without CUDA, before any workspace is there."""
+    body = lambda x, w: OURS[op](x, w, "tp")
+    function = jax.jit(sharded(body, mesh, out_specs=OUT_SPEC[op]))
+    text = function.trace(*operands()).lower(lowering_platforms=("cuda",)).as_text()
+    assert f"stablehlo.{op.removeprefix('gemm_')}" in text
+
+
+def test_a_symbolic_size_is_refused_in_words(mesh, workspace):
+    (rows,) = export.symbolic_shape("rows")
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 32), (32, 24))]
+    for given in (workspace, None):
+        for call in (
+            jax_symm.gemm_all_reduce,
+            jax_symm.gemm_reduce_scatter,
+            jax_symm.all_gather_gemm,
+        ):
+            body = lambda x, w, call=call, ws=given: call(x, w, "tp", workspace=ws)
+            function = sharded(body, mesh, out_specs=P("tp"))
+            with pytest.raises(ValueError, match="rows is a symbol, .* each size"):
+                export.export(jax.jit(function))(*shapes)
+
+
+def test_what_is_serialised_does_not_take_the_workspace(mesh, workspace):
+    """A workspace cannot leave its process; the text says how a program finds it."""
+    function = jax.jit(lambda ws, x, w: program(mesh, ws)(x, w))
+    compiled = function.lower(workspace, *operands()).compile()
+    _, in_tree, _ = serialize_executable.serialize(compiled)
+    for held in (workspace, in_tree):
+        with pytest.raises(
+            TypeError, match=r"Workspace\('.*'\) cannot be pickled.*close"
+        ):
+            pickle.dumps(held)
+    checks = jax_symm.export_safety_checks()
+    exported = export.export(function, disabled_checks=checks)(workspace, *operands())
+    with pytest.raises(ValueError, match=r"Cannot serialize PyTreeDef.*Workspace"):
+        exported.serialize()
