@@ -50,6 +50,21 @@ def test_two_lives():
     launch("two_lives", argument=launcher.free_port())
 
 
+def test_a_compilation_cache_that_processes_share(tmp_path):
+    """C23: the second job finds what the first compiled, also for another capacity."""
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    for rank in launch("counts_cache", argument=16, env=env):
+        assert rank.results["misses"] > 0
+    for max_m in (16, 64):
+        for rank in launch("counts_cache", argument=max_m, env=env):
+            assert rank.results["hits"] > 0
+            assert rank.results["misses"] == 0
+
+
 def test_a_long_temporary_folder(tmp_path):
     """C36: addresses of sockets do not depend on it."""
     deep = tmp_path / ("d" * 120)

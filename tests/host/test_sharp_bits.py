@@ -1,13 +1,16 @@
 """Every error text that docs/sharp_bits.md quotes is the text that appears."""
 
 import contextlib
+import functools
 import pathlib
+import pickle
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -46,6 +49,32 @@ def explicit_axis_left():
     body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp")
     with jax.set_mesh(both):
         jax.jit(jax.shard_map(body, out_specs=P(None, None), axis_names={"tp"}))(x, w)
+
+
+def vmap_takes_the_name():
+    body = lambda x, w: jax.vmap(
+        lambda x: jax_symm.gemm_all_reduce(x, w, "tp"), axis_name="tp"
+    )(x)
+    specs = (P(None, None, "tp"), P("tp", None))
+    jax.jit(jax.shard_map(body, mesh=mesh(), in_specs=specs, out_specs=P()))(X[None], W)
+
+
+def weak_type():
+    body = lambda w: jax_symm.gemm_all_reduce(jnp.full((8, 4), 1.0), w, "tp")
+    jax.shard_map(body, mesh=mesh(), in_specs=P("tp", None), out_specs=P())(W)
+
+
+def symbolic_size():
+    shape = (*export.symbolic_shape("rows"), 16)
+    body = lambda x, w: jax_symm.gemm_all_reduce(x, w, "tp")
+    specs = (P(None, "tp"), P("tp", None))
+    function = jax.shard_map(body, mesh=mesh(), in_specs=specs, out_specs=P())
+    export.export(jax.jit(function))(jax.ShapeDtypeStruct(shape, jnp.float32), W)
+
+
+def pickled():
+    with workspace() as ws:
+        pickle.dumps(ws)
 
 
 def mixed_dtypes():
@@ -111,7 +140,11 @@ def no_workspace_for_a_path():
 
 RAISERS = [
     outside_shard_map,
+    vmap_takes_the_name,
     explicit_axis_left,
+    weak_type,
+    symbolic_size,
+    pickled,
     mixed_dtypes,
     too_small_at_trace,
     closed_at_run,
@@ -136,6 +169,32 @@ def test_text_is_quoted(raiser):
     with pytest.raises(Exception, match=".") as caught:
         raiser()
     assert plain(str(caught.value)) in plain(DOC.read_text())
+
+
+def export_of(taken):
+    """An export of a program that closes over the workspace, or takes it."""
+    body = lambda ws, x, w: jax_symm.gemm_all_reduce(x, w, "tp", workspace=ws)
+    specs = (P(), P(None, "tp"), P("tp", None))
+    function = jax.shard_map(body, mesh=mesh(), in_specs=specs, out_specs=P())
+    with workspace() as ws:
+        if not taken:
+            return export.export(jax.jit(functools.partial(function, ws)))(X, W)
+        checks = jax_symm.export_safety_checks()
+        return export.export(jax.jit(function), disabled_checks=checks)(ws, X, W)
+
+
+@pytest.mark.parametrize(
+    ("raiser", "begin"),
+    [
+        (lambda: export_of(taken=False), "Cannot serialize code"),
+        (lambda: export_of(taken=True).serialize(), "Cannot serialize PyTreeDef"),
+    ],
+)
+def test_text_of_jax_is_quoted_as_it_begins(raiser, begin):
+    with pytest.raises(ValueError, match=begin) as caught:
+        raiser()
+    quote = begin + plain(DOC.read_text()).split(begin)[1].split(". ")[0]
+    assert quote.rstrip(".") in plain(str(caught.value))
 
 
 def test_auto_axes_warn():

@@ -5,6 +5,7 @@ import time
 
 import jax
 import jax.extend
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -56,6 +57,18 @@ def works(note, _):
     with jax_symm.Workspace(mesh, "tp", **SIZES) as workspace:
         call(mesh, workspace)
         note("no_multicast", workspace.spec.no_multicast)
+
+
+def counts_cache(note, max_m):
+    """Notes how JAX's compilation cache served the program of the call."""
+    events = []
+    jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+    mesh = mesh_of_all()
+    with jax_symm.Workspace(mesh, "tp", **{**SIZES, "max_m": max_m}) as workspace:
+        events.clear()  # of what setting up compiled
+        call(mesh, workspace)
+    for name in ("hits", "misses"):
+        note(name, events.count(f"/jax/compilation_cache/cache_{name}"))
 
 
 def refused(note, _):

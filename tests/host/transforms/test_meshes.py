@@ -170,6 +170,43 @@ def test_gradient_inside_nested_shard_map(op, check_vma):
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_gradient_outside_nested_shard_map(op):
+    """As the definition: right, or what JAX says of it where it cannot lower that."""
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    out = P("tp", None) if op == "gemm_reduce_scatter" else P(None, None)
+    x, w = operands()
+
+    def outcome(call):
+        def outer(x, w):
+            specs = (P(None, "tp"), P("tp", None))
+            inner = jax.shard_map(
+                call, in_specs=specs, out_specs=out, axis_names={"tp"}
+            )
+            return inner(x, w)
+
+        function = jax.shard_map(
+            outer,
+            mesh=mesh,
+            in_specs=(P("dp"), P()),
+            out_specs=P("dp"),
+            axis_names={"dp"},
+        )
+        gradient = jax.grad(lambda x, w: jnp.sum(function(x, w) ** 2), (0, 1))
+        try:
+            return jax.tree.map(np.asarray, jax.jit(gradient)(x, w))
+        except ValueError as error:
+            return str(error)[: len("Cannot lower jaxpr with verifier errors")]
+
+    with (
+        jax_symm.Workspace(mesh, "tp", max_m=64, n=24, dtype="float32") as ws,
+        jax.set_mesh(mesh),
+    ):
+        ours = outcome(lambda x, w: OURS[op](x, w, "tp", workspace=ws, path="host"))
+        wanted = outcome(lambda x, w: DEFINITION[op](x, w, "tp"))
+    jax.tree.map(np.testing.assert_array_equal, ours, wanted)
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_auto_axes_left_over(op):
     """Right, and warned once with the axes' names: every device of the other axis repeats it."""
     mesh = mesh_of((2, 4), ("dp", "tp"))

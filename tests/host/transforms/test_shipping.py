@@ -1,6 +1,7 @@
 """AOT, export, serialised executables, the persistent cache, multi-platform lowering (C23)."""
 
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from jax.experimental import serialize_executable
 from jax.sharding import PartitionSpec as P
 
 import jax_symm
+
+SHARP_BITS = pathlib.Path(__file__).parents[3] / "docs" / "sharp_bits.md"
 
 SETUP = """
 import os, sys, pickle
@@ -101,12 +104,16 @@ def test_export_round_trip_in_another_process(tmp_path):
         """,
         artifact,
     )
-    run_fresh(
+    output = run_fresh(
         """
         from jax import export
-        jax_symm.register_ffi_targets()
         loaded = export.deserialize(open(sys.argv[1], "rb").read()).call
         placed = [jax.device_put(a, jax.NamedSharding(mesh, s)) for a, s in ((x, P("dp", "tp")), (w, P("tp", None)))]
+        try:
+            jax.jit(loaded).lower(*placed).compile()
+        except Exception as error:
+            print(error)
+        jax_symm.register_ffi_targets()
         compiled = jax.jit(loaded).lower(*placed).compile()  # before the workspace exists
         try:
             jax.block_until_ready(compiled(*placed))
@@ -122,6 +129,9 @@ def test_export_round_trip_in_another_process(tmp_path):
         """,
         artifact,
     )
+    quoted = "No FFI handler registered for jax_symm.gemm_all_reduce.v1"
+    assert quoted in output
+    assert f"> {quoted}" in SHARP_BITS.read_text()
 
 
 def test_serialised_executable_in_another_process(tmp_path):
