@@ -140,6 +140,7 @@ class Workspace:
         spared = why_spared(ops, multicast, talk.agreed)
         wish = "never" if spared else multicast
         memory, self._multicast = allocate(talk, self.nbytes, [(0, self.nbytes)], wish)
+        several_on_cpu = groups.platform == "cpu" and len(groups.processes) > 1
         self.spec = WorkspaceSpec(
             name=self.name,
             axes=groups.axes,
@@ -153,6 +154,7 @@ class Workspace:
                 for group in range(len(groups.devices))
             ),
             sm_margin=int(sm_margin),
+            job=talk.agreed.nonce if several_on_cpu else None,
         )
         try:
             self._open(talk, memory)

@@ -56,6 +56,8 @@ class WorkspaceSpec:
       ops: The operations that the workspace was made for.
       no_multicast: Per group, why it has no multicast; None where it has.
       sm_margin: Multiprocessors of each GPU that the kernels leave free.
+      job: A number of this job on CPU devices of several processes, else None. Not
+        one of the facts that are compared.
     """
 
     name: str
@@ -67,6 +69,7 @@ class WorkspaceSpec:
     no_multicast: tuple[str | None, ...]
     capability: str = ""
     sm_margin: int = 0
+    job: int | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:

@@ -41,6 +41,7 @@ ORDER = [
     "workspace",
     "ops.reference",
     "ops._surroundings",
+    "ops._lowering",
     "ops._primitive",
     "ops.gemm",
     "_bench_programs",
