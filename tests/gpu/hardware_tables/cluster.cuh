@@ -60,6 +60,9 @@ __global__ void __cluster_dims__(kPair, 1, 1)
   if (threadIdx.x == 0) {
     BarrierInit(&barrier, 1);
     if (mask >> rank & 1) BarrierArriveExpectTx(&barrier, box_bytes);
+  }
+  ClusterSync();  // before it, the other CTA may not have started
+  if (threadIdx.x == 0) {
     // Each CTA marks the other one, through the address that mapa gives.
     asm volatile(
         "st.shared::cluster.u32 [%0], %1;" ::"r"(MapToRank(SharedAddress(&marker), rank ^ 1)),

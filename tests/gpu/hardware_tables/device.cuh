@@ -12,8 +12,12 @@
 
 namespace jax_symm::hardware_tables {
 
-// Polls before a phase is called incomplete: far longer than any copy here takes.
-constexpr int kPolls = 1 << 20;
+// Polls before a phase is called incomplete: far longer than any copy here takes. An emulator may
+// do with fewer.
+#ifndef JAX_SYMM_HARDWARE_TABLES_POLLS
+#define JAX_SYMM_HARDWARE_TABLES_POLLS (1 << 20)
+#endif
+constexpr int kPolls = JAX_SYMM_HARDWARE_TABLES_POLLS;
 
 inline void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ptx_emulator.addressing import map_to_cta
+from ptx_emulator.memory import CTA_SHIFT
 from ptx_emulator.semantics import descriptors, fragments, tma_box
 from ptx_emulator.semantics.barrier_phase import BarrierPhase
 
@@ -29,16 +31,18 @@ def _indexed(size_bytes: int) -> np.ndarray:
     return np.arange(1, size_bytes // 2 + 1, dtype=np.uint16).view(np.uint8)
 
 
-def _box(case: Case, image_base: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _box(
+    case: Case, image_base: int, store: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Image chunks of the box, and tensor byte and in-bounds flag of its bytes."""
     size, dims = case["element_bytes"], case["dims"]
-    pitch = case.get("pitch", dims[0]) * size
+    pitch = case["pitch"] * size
     strides = [pitch * int(np.prod(dims[1:i])) for i in range(1, len(dims))]
     chunks = tma_box.box_shared_offsets(
         case["box"], size, case["swizzle"], image_base + case["offset"]
     )
     offset, first, last = tma_box.box_rows(
-        dims, strides, case["box"], [1] * len(dims), case["coords"], size
+        dims, strides, case["box"], [1] * len(dims), case["coords"], size, store
     )
     byte = np.arange(case["box"][0] * size)[None, :]
     inside = (byte >= first[:, None] * size) & (byte < last[:, None] * size)
@@ -47,28 +51,54 @@ def _box(case: Case, image_base: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def _tensor_bytes(case: Case) -> int:
     dims = case["dims"]
-    row = case.get("pitch", dims[0]) * case["element_bytes"]
-    return row * int(np.prod(dims[1:]))
+    return case["pitch"] * case["element_bytes"] * int(np.prod(dims[1:]))
 
 
-def tma_load(case: Case) -> Arrays:
-    chunks, source, inside = _box(case, case["image_base"])
+def _loaded(case: Case, image_base: int) -> np.ndarray:
+    """The 16-bit slots of the shared image after the load."""
+    chunks, source, inside = _box(case, image_base)
     tensor = _indexed(_tensor_bytes(case))
-    if case["nan_fill"]:
-        raise ValueError("out-of-bounds fill: got NaN, expected zero")
     rows = np.zeros(inside.shape, np.uint8)
     rows[inside] = tensor[source[inside]]
     image = np.full(IMAGE_BYTES, POISON, np.uint8)
     image.reshape(-1, 16)[chunks] = rows.reshape(*chunks.shape, 16)
-    predicted = image.view(np.uint16).astype(np.int64)
-    measured = np.full(IMAGE_BYTES // 2, POISON * 257, np.int64)
-    values = slots(case["image"])
-    measured[: len(values)] = values
-    return predicted, measured
+    return image.view(np.uint16).astype(np.int64)
+
+
+def whole_image(text: str) -> np.ndarray:
+    """The slots of an image whose poisoned end the table leaves out."""
+    image = np.full(IMAGE_BYTES // 2, POISON * 257, np.int64)
+    values = slots(text)
+    image[: len(values)] = values
+    return image
+
+
+def tma_load(case: Case) -> Arrays:
+    return _loaded(case, case["image_base"]), whole_image(case["image"])
+
+
+def tma_multicast(case: Case) -> Arrays:
+    """Each CTA of the mask gets the box and its own barrier's bytes; mapa sets the CTA."""
+    ranks, barrier = range(2), case["own_address"][0]
+    chosen = [case["mask"] >> rank & 1 for rank in ranks]
+    nothing = np.full(IMAGE_BYTES // 2, POISON * 257, np.int64)
+    images = [_loaded(case, 0) if c else nothing for c in chosen]
+    own = [rank << CTA_SHIFT | barrier for rank in ranks]
+    mapped = [
+        int(map_to_cta(np.uint32(own[rank]), to, True))
+        for rank in ranks
+        for to in ranks
+    ]
+    keys = ("own_address", "mapped_address", "completed_with_box_bytes")
+    measured = [whole_image(case[f"image{rank}"]) for rank in ranks]
+    return (
+        np.concatenate([own, mapped, chosen, *images]),
+        np.concatenate([*(case[key] for key in keys), *measured]),
+    )
 
 
 def tma_store(case: Case) -> Arrays:
-    chunks, target, inside = _box(case, 0)
+    chunks, target, inside = _box(case, 0, store=True)
     rows = _indexed(IMAGE_BYTES).reshape(-1, 16)[chunks].reshape(inside.shape)
     tensor = np.full(_tensor_bytes(case), POISON, np.uint8)
     tensor[target[inside]] = rows[inside]
@@ -138,6 +168,7 @@ def wgmma_operand(case: Case) -> Arrays:
 SECTIONS = {
     "tma_load": tma_load,
     "tma_store": tma_store,
+    "tma_multicast": tma_multicast,
     "mbarrier": mbarrier,
     "stmatrix": stmatrix,
     "wgmma_accumulator": wgmma_accumulator,

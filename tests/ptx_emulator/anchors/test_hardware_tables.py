@@ -12,6 +12,7 @@ from ptx_emulator.anchors import hardware
 
 MEASURED = Path(__file__).parents[2] / "gpu/hardware_tables/measured_h200.json"
 TABLES = json.loads(MEASURED.read_text())
+SWIZZLES = ("none", "32B", "64B", "128B")
 CASES = [
     pytest.param(section, case, id=f"{section}: {case.get('name', index)}")
     for section in hardware.SECTIONS
@@ -22,7 +23,7 @@ CASES = [
 @pytest.mark.parametrize(("section", "case"), CASES)
 def test_semantics_agree_with_hardware(section, case):
     if case.get("fault"):
-        with pytest.raises(ValueError, match="innermost coordinate"):
+        with pytest.raises(ValueError, match="coordinate.*hardware faults"):
             hardware.SECTIONS[section]({**case, "image_base": 0})
         return
     predicted, measured = hardware.SECTIONS[section](case)
@@ -36,8 +37,22 @@ def test_transactions_of_a_box_are_its_full_bytes():
 
 def test_every_swizzle_and_element_size_is_measured():
     seen = {(c["swizzle"], c["element_bytes"]) for c in TABLES["tma_load"]}
-    modes = ("none", "32B", "64B", "128B")
-    assert seen >= {(mode, size) for mode in modes for size in (2, 4)}
+    assert seen >= {(mode, size) for mode in SWIZZLES for size in (2, 4)}
+
+
+@pytest.mark.parametrize("section", ["tma_load", "tma_store"])
+def test_every_swizzle_is_measured_across_the_bounds_too(section):
+    def crosses(case):
+        box = zip(case["coords"], case["box"], case["dims"], strict=True)
+        return any(start < 0 or start + size > end for start, size, end in box)
+
+    finished = [c for c in TABLES[section] if not c.get("fault") and crosses(c)]
+    assert {c["swizzle"] for c in finished} == set(SWIZZLES)
+
+
+def test_faults_are_of_the_device():
+    faults = [c["fault"] for s in ("tma_load", "tma_store") for c in TABLES[s] if "fault" in c]  # fmt: skip
+    assert set(faults) == {"kernel: an illegal instruction was encountered"}
 
 
 def test_every_operand_layout_is_measured():
@@ -49,8 +64,7 @@ def test_every_operand_layout_is_measured():
         )
         for case in TABLES["wgmma_operand"]
     }
-    modes = ("none", "32B", "64B", "128B")
-    assert seen == {(o, mn, s) for o in "ab" for mn in (False, True) for s in modes}
+    assert seen == {(o, mn, s) for o in "ab" for mn in (False, True) for s in SWIZZLES}
 
 
 def test_a_wrong_swizzle_is_noticed(monkeypatch):

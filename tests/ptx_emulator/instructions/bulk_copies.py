@@ -122,7 +122,7 @@ def _issue(w: Warp, lane: int, pc: int, copy: _Copy, flag: mbarrier.Mbarrier) ->
     def land() -> None:
         copy.read(op)
         copy.write(op)
-        complete_bytes(flag, op, copy.size)
+        complete_bytes(flag, copy.size)
 
     machine.post(flag.cta.cluster, land, pc, w)
 

@@ -84,11 +84,11 @@ def post_store(w: Warp, lane: int, pc: int, store: Store) -> None:
     machine.post(cluster, read, pc, w)
 
 
-def complete_bytes(barrier: Mbarrier, op, count: int) -> None:
+def complete_bytes(barrier: Mbarrier, count: int) -> None:
     """The complete_tx of a copy that signals an mbarrier."""
     checker = barrier.cta.launch.machine.checker
     if checker is not None:
-        checker.complete(op, barrier)
+        checker.complete(barrier)
     barrier.complete(count)
 
 

@@ -64,7 +64,7 @@ def _deliver(cta, offset: int, response: np.ndarray, flag, op) -> None:
             op, cta.shared, np.array([offset]), RESPONSE_BYTES, True
         )
     cta.shared.fill(response.view(np.uint8), offset)
-    complete_bytes(flag, op, RESPONSE_BYTES)
+    complete_bytes(flag, RESPONSE_BYTES)
 
 
 @inline(r"clusterlaunchcontrol\.query_cancel\.is_canceled\.pred\.b128")

@@ -66,7 +66,9 @@ def _shared_chunks(cta, t: TensorMap, offset: int) -> np.ndarray:
 class Box:
     """The global side of one copy: where its rows lie, which bytes are in bounds."""
 
-    def __init__(self, w: Warp, t: TensorMap, coords: tuple[int, ...]):
+    def __init__(
+        self, w: Warp, t: TensorMap, coords: tuple[int, ...], store: bool = False
+    ):
         if len(coords) != t.rank:
             what = f"{len(coords)} coordinates for a tensor map of rank {t.rank}"
             raise EmulationError("tma", what)
@@ -77,7 +79,7 @@ class Box:
         try:
             offset, first, last = tma_box.box_rows(
                 t.dims, t.strides_bytes, t.box, t.element_strides, coords,
-                t.element_bytes,
+                t.element_bytes, store,
             )  # fmt: skip
         except ValueError as error:
             raise EmulationError("tma", str(error)) from None
@@ -216,7 +218,7 @@ def _issue_load(w: Warp, lane: int, pc: int, box: Box, cta, offset: int, flag) -
         if cta.shared.watch is not None:
             cta.shared.watch(chunks.ravel(), CHUNK)
         _scatter(cta.shared, chunks, tile)
-        complete_bytes(flag, op, box.nbytes)
+        complete_bytes(flag, box.nbytes)
 
     machine.post(cta.cluster, land, pc, w)
 
@@ -269,9 +271,8 @@ def _store(e: Emitter, i: Instruction, m: re.Match):
     def body(w: Warp, lanes: np.ndarray):
         values = codes(w)
         for lane in _issuers(w, lanes):
-            box = Box(
-                w, _tensor_map(w, int(values[1][lane])), _coordinates(values[2:], lane)
-            )
+            tensor_map = _tensor_map(w, int(values[1][lane]))
+            box = Box(w, tensor_map, _coordinates(values[2:], lane), store=True)
             cta, offset = w.cta.shared_of(int(values[0][lane]))
             post_store(w, lane, i.pc, _TensorStore(w, cta, offset, box, reduction))
         w.machine.counters["tensor store"] += 1

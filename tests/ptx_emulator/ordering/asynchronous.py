@@ -57,10 +57,14 @@ class AsynchronousOrder(Synchronisation):
         rows = self._knowledge(w, lane)
         return AsyncOp(rows, self.site(w, pc), (flag.agent,), 0, flag)
 
-    def complete(self, op: AsyncOp, flag: Mbarrier) -> None:
-        """The copy signals its mbarrier."""
-        rows = widen(op.rows.copy(), self.capacity)
-        rows[ALL, flag.agent] = max(rows[ALL, flag.agent], flag.phase + 1)
+    def complete(self, flag: Mbarrier) -> None:
+        """The copy signals its mbarrier.
+
+        That orders the copy alone, not what its issuer did before it (PTX ISA, program
+        order of asynchronous operations).
+        """
+        rows = np.zeros((PUBLISHED, self.capacity), np.int32)
+        rows[ALL, flag.agent] = flag.phase + 1
         flag.collected = join(flag.collected, rows)
 
     def issue_bulk(self, w: Warp, lane: int, groups, pc: int) -> AsyncOp:

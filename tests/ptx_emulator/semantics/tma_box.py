@@ -51,10 +51,17 @@ def box_rows(
     element_strides: Sequence[int],
     coords: Sequence[int],
     element_bytes: int,
+    store: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per box row: tensor byte offset of its element 0, and its elements in bounds.
 
-    The elements inside the tensor are [first, last); first >= last means none.
+    The elements inside the tensor are [first, last); first >= last means none. A store
+    writes whole chunks of 16 bytes: where the tensor ends within one, `last` is past its
+    end (measured).
+
+    Raises:
+      ValueError: arguments that the hardware does not take (measured): an innermost
+        coordinate between multiples of 16 bytes, a store that begins before the tensor.
     """
     _check_box(box)
     if any(stride != 1 for stride in element_strides):
@@ -65,6 +72,11 @@ def box_rows(
         raise ValueError(
             f"innermost coordinate: got {coords[0]}, expected a multiple of "
             f"{CHUNK_BYTES // element_bytes} (16 bytes; the hardware faults)"
+        )
+    if store and min(coords) < 0:
+        raise ValueError(
+            f"coordinates of a store: got {tuple(coords)}, expected none below 0 (the "
+            "hardware faults)"
         )
     rows = np.arange(int(np.prod(box[1:], dtype=np.int64)))
     offsets = np.full(rows.shape, coords[0] * element_bytes, np.int64)
@@ -78,6 +90,9 @@ def box_rows(
         inside &= (position >= 0) & (position < size)
     first = max(0, -coords[0])
     last = min(box[0], dims[0] - coords[0])
+    if store:
+        step = CHUNK_BYTES // element_bytes
+        last = -(-last // step) * step
     return offsets, np.full(inside.shape, first), np.where(inside, last, first)
 
 

@@ -139,14 +139,24 @@ TENSOR_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%map
 
 
 def test_a_store_clips_at_the_bounds():
+    """By chunks of 16 bytes: of a row of ten words it may write twelve."""
     before = np.full((6, 12), 7, np.uint32)
     after = store(TENSOR_STORE, "cp.async.bulk.wait_group 0;", before).array(
         np.uint32, (6, 12)
     )
     want = before.copy()
     tile = np.arange(0, 128, 4, dtype=np.uint32).reshape(4, 8)
-    want[3:6, 4:10] = tile[:3, :6]
+    want[3:6, 4:12] = tile[:3]
     assert (after == want).all()
+
+
+@pytest.mark.parametrize("coords", [(-4, 0), (0, -1)])
+def test_a_store_may_not_begin_before_the_tensor(coords):
+    first, second = coords
+    instruction = TENSOR_STORE.replace("%x, %y", f"{first}, {second}")
+    with pytest.raises(EmulationError, match="hardware faults") as caught:
+        store(instruction, "cp.async.bulk.wait_group 0;", np.zeros((6, 12), np.uint32))
+    assert caught.value.kind == "tma"
 
 
 def test_a_reduction_adds():
