@@ -97,6 +97,9 @@ def _shared(w: Warp, address: np.ndarray, size: int, lanes) -> list[Part]:
         if first < SHARED_START or last + size > cta.shared.size:
             cta.check_shared(first, size)
             cta.check_shared(last, size)
+        if cta is not w.cta and w.machine.strict and not cta.cluster.has_met:
+            what = f"{cta.name} may not have started: no cluster barrier has completed"
+            raise EmulationError("cluster", what)
         if not cta.live_warps:
             what = f"shared memory of {cta.name}, which has exited"
             raise EmulationError("cluster", what)

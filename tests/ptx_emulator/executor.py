@@ -115,7 +115,7 @@ class Executor:
                 barrier.expected -= 32
                 complete_named(cta, barrier)
         barrier = cta.cluster.barrier
-        if w.step_state.get("cluster") == barrier.generation:
+        if w.step_state.get("cluster") is barrier.meeting:
             barrier.arrived -= 1  # counted among the live warps until now
         complete_cluster(cta.cluster)
 

@@ -37,6 +37,7 @@ ARCHITECTURES = {
 MAX_RANKS = 72
 MAX_SHARED_BYTES = 228 * 1024
 MAX_THREADS = 1024
+WARPGROUP = 4
 START_NS = 1_000_000_000
 
 
@@ -46,7 +47,7 @@ class RunResult:
 
     Attributes:
       instructions: warp instructions.
-      seconds: wall time.
+      seconds: of CPU time.
       reports: of the ordering checker.
       counters: operations by kind.
       virtual_ns: how far the machine's clock went.
@@ -120,19 +121,26 @@ class Machine:
 
     # Memory --------------------------------------------------------------------------
 
-    def _allocate(self, content, label: str | None, owner: str) -> tuple[Buffer, int]:
+    def _allocate(
+        self, content, label: str | None, owner: str, at: int | None = None
+    ) -> Buffer:
         """Poisoned memory of `content` bytes, or memory holding the array `content`."""
         self._allocations += 1
         size = int(content) if np.isscalar(content) else content.nbytes
         memory = Bytes(size, f"{label or f'buffer {self._allocations}'} of {owner}")
-        buffer = Buffer(memory, self.space.reserve(size))
+        buffer = Buffer(memory, self.space.reserve(size) if at is None else at)
         if not np.isscalar(content):
             buffer.write(content)
         return buffer
 
-    def buffer(self, rank: int, content, *, label: str | None = None) -> Buffer:
-        """Global memory of one rank: a size in bytes (poisoned) or an array to copy."""
-        buffer = self._allocate(content, label, f"rank {rank}")
+    def buffer(
+        self, rank: int, content, *, label: str | None = None, at: int | None = None
+    ) -> Buffer:
+        """Global memory of one rank: a size in bytes (poisoned) or an array to copy.
+
+        `at` is its address, where launches captured from host code expect it.
+        """
+        buffer = self._allocate(content, label, f"rank {rank}", at)
         self.space.map(rank, buffer.address, buffer.nbytes, [buffer.memory])
         return buffer
 
@@ -241,13 +249,14 @@ class Machine:
         self._elected.clear()
         if self.checker is not None:
             self.checker.begin(on_race)
-        start, counted = time.perf_counter(), Counter(self.counters)
+        start, counted = time.process_time(), Counter(self.counters)
         instructions, began = self.instructions, self.time_ns
         with np.errstate(all="ignore"):
             Scheduler(self, self.schedule).run()
+        self.firing = None
         return RunResult(
             self.instructions - instructions,
-            time.perf_counter() - start,
+            time.process_time() - start,
             tuple(self.checker.reports) if self.checker is not None else (),
             dict(self.counters - counted),
             self.time_ns - began,
@@ -290,6 +299,11 @@ class Machine:
 
     def check_cta_exit(self, cta: Cta) -> None:
         """Strict mode: what must be over when the last warp of a CTA ends."""
+        for first in range(0, len(cta.warps), WARPGROUP):
+            group = cta.warps[first : first + WARPGROUP]
+            if any(w.register_changes != group[0].register_changes for w in group):
+                what = f"the warps of a warpgroup of {cta.name} differ in setmaxnreg"
+                raise EmulationError("registers", what)
         if cta.tensor.allocations:
             what = f"{cta.name} ends with tensor memory {cta.tensor.allocations}"
             raise EmulationError("tensor-memory", what)

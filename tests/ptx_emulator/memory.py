@@ -11,13 +11,15 @@ from .errors import EmulationError
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-# Generic addresses of the windows that are not global memory.
-SHARED_WINDOW = 0x7F00_0000_0000
-LOCAL_WINDOW = 0x7E00_0000_0000
-PARAM_WINDOW = 0x7D00_0000_0000
+# Generic addresses of the windows that are not global memory. Addresses of a process's own memory,
+# which a captured launch holds, are neither there nor among the emulator's.
+SHARED_WINDOW = 0x0F00_0000_0000
+LOCAL_WINDOW = 0x0E00_0000_0000
+PARAM_WINDOW = 0x0D00_0000_0000
 WINDOW_BYTES = 1 << 28
 CTA_SHIFT = 24
 CTA_MASK = (1 << CTA_SHIFT) - 1
+FIRST_ADDRESS = 0x1000_0000_0000  # above every virtual time that a run can reach
 SHARED_START = 0x400  # the first KiB of shared memory is reserved by the system
 
 
@@ -72,6 +74,13 @@ class Bytes:
         valid[index] = full
         return bool(changed)
 
+    def holds(self, offsets: np.ndarray, values: np.ndarray) -> bool:
+        """Whether every element just written is still there: no other lane wrote to it."""
+        count = values.shape[1]
+        data, _, _ = self.view(values.dtype.itemsize, count)
+        index = offsets // (values.dtype.itemsize * count)
+        return np.count_nonzero(data[index] != values) == 0
+
     def fill(self, raw: np.ndarray, offset: int = 0) -> None:
         """Host write: `raw` uint8."""
         if offset < 0 or offset + raw.size > self.size:
@@ -105,7 +114,7 @@ class AddressSpace:
         self._windows: list[list[Window]] = [[] for _ in range(ranks)]
         self._bases: list[list[int]] = [[] for _ in range(ranks)]
         self._owner: dict[int, int] = {}
-        self._next = 0x10_0000_0000
+        self._next = FIRST_ADDRESS
 
     def reserve(self, size: int, align: int = 512) -> int:
         base = (self._next + align - 1) // align * align

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,9 @@ QUIET_ROUNDS = 40
 FIRST_JUMP_NS = 1000
 STALL_LIMIT_NS = 4_000_000_000_000
 STALLS_WITHOUT_CLOCK = 32  # a spin may look at the clock once in several turns
+STALLS_OF_DEADLINES = (
+    8  # later ones would catch times that code sets itself to look around
+)
 MAX_QUIET_ROUNDS = 200_000
 
 
@@ -25,9 +27,11 @@ class ProgressWatch:
 
     Progress is a changed byte, an arrival, an asynchronous event, a warp that ends.
     Without it, time stands still and each running warp must come back to a state it
-    was in (program counters and registers). Once all have, time jumps, by a quarter of
-    what has been waited; deadlines pass and sleepers wake. When nobody reads the clock,
-    or after more than an hour of it, the program hangs.
+    was in (program counters and registers). Once all have, time jumps: to the next
+    deadline, but by no more than a quarter of what has been waited, so that code that
+    looks around at times does. A deadline is a time ahead that a 64-bit register holds
+    from when things stopped changing. When nobody reads the clock, or after more than
+    an hour of it, the program hangs.
     """
 
     def __init__(self, machine: Machine):
@@ -36,6 +40,7 @@ class ProgressWatch:
         self._seen = -1
         self._stalls = 0
         self._start_ns = machine.time_ns
+        self._deadlines: set[int] = set()
 
     @property
     def probing(self) -> bool:
@@ -50,6 +55,7 @@ class ProgressWatch:
         if machine.progress != self._seen:
             self._seen = machine.progress
             self.quiet = self._stalls = 0
+            self._deadlines = set()
             self._start_ns = machine.time_ns
             return
         if self.quiet == 0:
@@ -81,7 +87,11 @@ class ProgressWatch:
             self._stalls > STALLS_WITHOUT_CLOCK and not clock
         ):
             self._hang(live)
-        machine.time_ns += max(FIRST_JUMP_NS, elapsed // 4)
+        if self._stalls <= STALLS_OF_DEADLINES:
+            self._deadlines |= _times_ahead(machine.time_ns, live)
+        target = machine.time_ns + max(FIRST_JUMP_NS, elapsed // 4)
+        ahead = (t for t in self._deadlines if machine.time_ns < t < target)
+        machine.time_ns = min(ahead, default=target)
         for w in live:
             w.probe.clear()
             w.stalled = False
@@ -99,6 +109,19 @@ class ProgressWatch:
         raise EmulationError("no-progress", "\n  ".join([what, *lines[:60]]))
 
 
+def _times_ahead(now: int, live: list[Warp]) -> set[int]:
+    """Machine times after `now` that registers hold, by the clock of each warp's rank."""
+    found: set[int] = set()
+    for w in live:
+        held = [r for r in w.R if r.dtype == np.uint64 and r.ndim == 1]
+        if held:
+            first, last = now + w.clock_skew_ns, now + w.clock_skew_ns + STALL_LIMIT_NS
+            values = np.unique(np.concatenate(held))
+            inside = values[(values > first) & (values < last)]
+            found.update(int(v) - w.clock_skew_ns for v in inside)
+    return found
+
+
 def _describe(w: Warp, split) -> str:
     program = w.cta.launch.program
     lanes = sum(1 << int(n) for n in np.nonzero(split.lanes)[0])
@@ -108,11 +131,11 @@ def _describe(w: Warp, split) -> str:
     return f"{w.name} lanes {lanes:#010x}: {w.waiting or 'spinning'}; at {at}"
 
 
-def _fingerprint(w: Warp) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for s in w.splits:
-        digest.update(s.pc.to_bytes(4, "little"))
-        digest.update(np.packbits(s.lanes).tobytes())
-    for register in w.R:
-        digest.update(np.ascontiguousarray(register).data)
-    return digest.digest()
+def _fingerprint(w: Warp) -> int:
+    """Of the program counters and registers; most of the latter are as they were."""
+    held, hashes = w.fingerprinted
+    for n, register in enumerate(w.R):
+        if held[n] is not register:  # registers are replaced, never changed in place
+            held[n], hashes[n] = register, hash(register.tobytes())
+    splits = tuple((s.pc, s.lanes.tobytes()) for s in w.splits)
+    return hash((splits, tuple(hashes)))

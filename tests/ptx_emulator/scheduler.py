@@ -142,10 +142,14 @@ class Scheduler:
 
     def _retire(self) -> None:
         for stream in self.machine.streams:
-            running = [c for c in _resident(stream) if c.live_warps or c.pending_work]
-            if len(running) < len(_resident(stream)):
+            resident = _resident(stream)
+            running = [c for c in resident if c.live_warps or c.pending_work]
+            if len(running) < len(resident):
                 stream[0].resident = running
                 self.machine.progress += 1
+                for c in resident:
+                    if c not in running:
+                        c.dissolve()
 
     # Asynchronous events -------------------------------------------------------------
 

@@ -56,20 +56,30 @@ class Launch:
         return self.started and not self.pending and not self.resident
 
 
+@dataclass(eq=False)
+class Meeting:
+    """One use of a barrier, from its first arrival: what the threads that wait get of it."""
+
+    done: bool = False
+    collected: object = None  # what the arrivals released
+    votes: list = field(default_factory=list)
+
+
 @dataclass
 class NamedBarrier:
     arrived: int = 0
     expected: int = 0
-    generation: int = 0
     implicit: bool = False
-    collected: object = None
-    published: object = None
-    reduction: list = field(default_factory=list)
-    result: dict = field(default_factory=dict)
+    meeting: Meeting = field(default_factory=Meeting)
+
+    def complete(self) -> None:
+        self.arrived = 0
+        self.meeting.done = True
+        self.meeting = Meeting()
 
 
 class Cluster:
-    """CTAs that run together, their cluster barrier, and the pairs' tensor-core queues."""
+    """CTAs that run together, and their cluster barrier."""
 
     def __init__(self, launch: Launch, origin: tuple[int, int, int]):
         self.launch = launch
@@ -82,6 +92,17 @@ class Cluster:
         self.live_warps = 0
         self.pending_work = 0
         self.cta_group: int | None = None
+        self.has_met = False  # a cluster barrier has completed: every CTA has started
+
+    def dissolve(self) -> None:
+        """Drops what the CTAs hold of each other: it is megabytes, and would wait for gc."""
+        for cta in self.ctas:
+            for w in cta.warps:
+                w.tensor_queues.clear()
+                w.in_flight.clear()
+            cta.warps, cta.mbarriers, cta.warpgroups = [], {}, {}
+            cta.shared.watch = None
+        self.ctas = []
 
     def all_warps(self) -> list[Warp]:
         return [w for cta in self.ctas for w in cta.warps]

@@ -14,6 +14,9 @@ class TensorMemory:
     def __init__(self, owner: str):
         self.owner = owner
         self.permit = True
+        self.largest = (
+            COLUMNS  # what may still be allocated at once: never more than before
+        )
         self.granted: dict[int, int] = {}  # warp -> first column, until it takes it
         self.requests: dict[int, object] = {}  # CTA rank -> warp, kept by the even CTA
         self.issuer: int | None = None  # CTA rank that issues for the pair
@@ -37,6 +40,7 @@ class TensorMemory:
 
     def allocate(self, start: int, columns: int) -> None:
         self._materialise()
+        self.largest = columns
         self.allocations[start] = columns
         self.used[start : start + columns] = True
         self.valid[:, start : start + columns] = False

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LANES", "MULTICAST", "UNICAST", "Part", "Split", "Warp"]
 
 LANES = np.arange(32)
+CLOCK_SKEW_NS = 1_234_567_891  # between the clocks of a rank and the next
 # Registers start with rubbish. They are never changed in place, so these are shared.
 _INITIAL = {
     0: np.zeros(32, bool),
@@ -42,8 +43,10 @@ class Warp:
         self.cta = cta
         self.index = index
         self.machine = launch.machine
+        self.clock_skew_ns = launch.rank * CLOCK_SKEW_NS
         self.R = [_INITIAL[n] for n in launch.program.function.register_bytes]
         self.registers = registers
+        self.register_changes: list[int] = []  # setmaxnreg instructions, in order
         thread = index * 32 + LANES
         x, y, z = launch.block
         self.tid = [(thread % x), (thread // x % y), (thread // (x * y))]
@@ -64,6 +67,7 @@ class Warp:
         self.read_time = False
         self.force_time_out = False
         self.probe: set = set()
+        self.fingerprinted = [None] * len(self.R), [0] * len(self.R)
         self.stalled = False
 
     def _start_engines(self) -> None:
@@ -89,8 +93,9 @@ class Warp:
             self.R[register] = np.where(mask, value, old)
 
     def read_clock(self) -> int:
+        """%globaltimer of this rank: those of two GPUs do not agree."""
         self.read_time = True
-        return self.machine.time_ns
+        return self.machine.time_ns + self.clock_skew_ns
 
     def converged(self, lanes: np.ndarray, mask: int) -> bool:
         """Whether every lane of the member mask that still runs is active."""
@@ -162,7 +167,11 @@ class Warp:
         size = data.dtype.itemsize * len(values)
         for part in resolve(self, space, address, size, lanes):
             self.weak(lanes, part, size, True, pc)
-            self.write(part, data[part.chosen])
+            chosen = data[part.chosen]
+            self.write(part, chosen)
+            if self.machine.strict and not part.memory.holds(part.offsets, chosen):
+                what = "lanes of one store write different values to one place"
+                raise EmulationError("race", what)
 
     # Registers that an asynchronous operation still writes ---------------------------
 

@@ -69,7 +69,6 @@ TABLE = [
     (r"add(\.rn)?\.(?P<t>bf16x2|f16x2)", "t t", "t", "{P}(np.add)({0}, {1})"),
     (r"sub(\.rn)?\.(?P<t>bf16x2|f16x2)", "t t", "t", "{P}(np.subtract)({0}, {1})"),
     (r"mul(\.rn)?\.(?P<t>bf16x2|f16x2)", "t t", "t", "{P}(np.multiply)({0}, {1})"),
-    (r"fma\.rn\.(?P<t>bf16x2|f16x2)", "t t t", "t", "{P}(N.fma_f32)({0}, {1}, {2})"),
     (r"cvt\.rn\.(?P<t>bf16)\.f32", "f32", "t", "N.f32_to_bf16({0})"),
     (r"cvt\.rz\.(?P<t>bf16)\.f32", "f32", "t", "N.f32_to_bf16_rz({0})"),
     (r"cvt\.rn\.(?P<t>f16)\.f32", "f32", "b16", "N.f32_to_f16({0})"),

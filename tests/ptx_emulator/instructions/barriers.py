@@ -10,7 +10,7 @@ from ptx_emulator.codegen import Emitter, step
 from ptx_emulator.errors import EmulationError
 from ptx_emulator.numeric import u4
 from ptx_emulator.ptx import Instruction
-from ptx_emulator.state import NamedBarrier
+from ptx_emulator.state import Meeting, NamedBarrier
 from ptx_emulator.warp import Warp
 
 from .control import NOT_CONVERGED, all_lanes
@@ -44,28 +44,20 @@ def _named(e: Emitter, i: Instruction, m: re.Match):
         checker = w.machine.checker
         key = ("barrier", i.pc)
         if key not in w.step_state:
-            _arrive_named(
-                w,
-                barrier,
-                number,
-                count,
-                predicate(w)[0][lanes] if predicate else None,
-                lanes,
-            )
+            votes = predicate(w)[0][lanes] if predicate else None
+            meeting = _arrive_named(w, barrier, number, count, votes, lanes)
             if kind == "arrive":
                 return None
-            w.step_state[key] = (
-                barrier.generation if barrier.arrived else barrier.generation - 1
-            )
-        joined = w.step_state[key]
-        if barrier.generation == joined:
+            w.step_state[key] = meeting
+        meeting = w.step_state[key]
+        if not meeting.done:
             return f"barrier {number} ({barrier.arrived} of {barrier.expected} threads arrived)"
         del w.step_state[key]
         if checker is not None:
-            checker.acquire(w, lanes, barrier.published)
+            checker.acquire(w, lanes, meeting.collected)
             checker.warp_sync(w, lanes)
         if register is not None:
-            votes = barrier.result[joined]
+            votes = np.concatenate(meeting.votes)
             result = {
                 "popc.u32": votes.sum(),
                 "and.pred": votes.all(),
@@ -81,24 +73,25 @@ def _named(e: Emitter, i: Instruction, m: re.Match):
 
 def _arrive_named(
     w: Warp, barrier: NamedBarrier, number: int, count, votes, lanes
-) -> None:
+) -> Meeting:
     expected = count if count is not None else w.cta.live_warps * 32
     if barrier.arrived and barrier.expected != expected and count is not None:
         raise EmulationError(
             "barrier",
             f"barrier {number}: thread count {expected}, the others gave {barrier.expected}",
         )
-    if barrier.reduction and (barrier.reduction[0] is None) != (votes is None):
+    meeting = barrier.meeting
+    if meeting.votes and (meeting.votes[0] is None) != (votes is None):
         raise EmulationError(
             "barrier", f"barrier {number}: bar.red meets bar.sync or bar.arrive"
         )
     checker = w.machine.checker
     if checker is not None:
-        barrier.collected = checker.publish(w, lanes, barrier.collected)
+        meeting.collected = checker.publish(w, lanes, meeting.collected)
     barrier.expected = expected
     barrier.implicit = count is None
     barrier.arrived += 32
-    barrier.reduction.append(votes)
+    meeting.votes.append(votes)
     w.machine.progress += 1
     complete_named(w.cta, barrier)
     if barrier.arrived > barrier.expected:
@@ -106,17 +99,13 @@ def _arrive_named(
             "barrier",
             f"barrier {number}: {barrier.arrived} arrivals of {barrier.expected}",
         )
+    return meeting
 
 
 def complete_named(cta, barrier: NamedBarrier) -> None:
     if not barrier.arrived or barrier.arrived != barrier.expected:
         return
-    barrier.arrived = 0
-    barrier.published, barrier.collected = barrier.collected, None
-    if barrier.reduction[0] is not None:
-        barrier.result = {barrier.generation: np.concatenate(barrier.reduction)}
-    barrier.reduction = []
-    barrier.generation += 1
+    barrier.complete()
     cta.cluster.wake()
 
 
@@ -132,10 +121,10 @@ def _cluster_arrive(e: Emitter, i: Instruction, m: re.Match):
             raise EmulationError(
                 "barrier", "second barrier.cluster.arrive without a wait between"
             )
-        w.step_state["cluster"] = barrier.generation
+        meeting = w.step_state["cluster"] = barrier.meeting
         if w.machine.checker is not None:
-            barrier.collected = w.machine.checker.publish(
-                w, lanes, barrier.collected, init_only=m["sem"] == "relaxed"
+            meeting.collected = w.machine.checker.publish(
+                w, lanes, meeting.collected, init_only=m["sem"] == "relaxed"
             )
         barrier.arrived += 1
         w.machine.progress += 1
@@ -148,9 +137,8 @@ def _cluster_arrive(e: Emitter, i: Instruction, m: re.Match):
 def complete_cluster(cluster) -> None:
     barrier = cluster.barrier
     if barrier.arrived and barrier.arrived == cluster.live_warps:
-        barrier.arrived = 0
-        barrier.generation += 1
-        barrier.published, barrier.collected = barrier.collected, None
+        barrier.complete()
+        cluster.has_met = True
         cluster.wake()
 
 
@@ -162,14 +150,14 @@ def _cluster_wait(e: Emitter, i: Instruction, m: re.Match):
         if not all_lanes(w, lanes):
             return NOT_CONVERGED
         cluster = w.cta.cluster
-        joined = w.step_state.get("cluster")
-        if joined is None:
+        meeting = w.step_state.get("cluster")
+        if meeting is None:
             raise EmulationError("barrier", "barrier.cluster.wait without an arrive")
-        if cluster.barrier.generation == joined:
+        if not meeting.done:
             return f"the cluster barrier ({cluster.barrier.arrived} of {cluster.live_warps} warps arrived)"
         w.step_state["cluster"] = None
         if w.machine.checker is not None:
-            w.machine.checker.acquire(w, lanes, cluster.barrier.published)
+            w.machine.checker.acquire(w, lanes, meeting.collected)
             w.machine.checker.warp_sync(w, lanes)
         return None
 

@@ -15,6 +15,14 @@ EXIT = object()  # the active lanes end
 NOT_CONVERGED = "the other lanes of its member mask"
 
 
+def whole_warp(w: Warp, lanes: np.ndarray) -> bool:
+    """As all_lanes, for instructions that a warp with exited threads may not execute."""
+    if w.exited.any():
+        lost = np.nonzero(w.exited)[0].tolist()
+        raise EmulationError("convergence", f"lanes {lost} have exited or do not exist")
+    return all_lanes(w, lanes)
+
+
 def all_lanes(w: Warp, lanes: np.ndarray) -> bool:
     """Whether the whole warp has converged, as .aligned instructions demand."""
     return w.converged(lanes, 0xFFFFFFFF)
@@ -105,6 +113,7 @@ def _setmaxnreg(e: Emitter, i: Instruction, m: re.Match):
             return f"{change} free registers of its CTA ({cta.free_registers} are)"
         cta.free_registers -= change
         w.registers = count
+        w.register_changes.append(i.pc)
         w.machine.progress += 1
         cta.cluster.wake()
         return None

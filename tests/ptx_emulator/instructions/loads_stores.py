@@ -13,7 +13,7 @@ from ptx_emulator.warp import Warp
 
 SPACE = r"(?:\.(?P<space>global|shared(?:::(?:cta|cluster))?|local|param(?:::entry)?|const))?"
 CACHE = (
-    r"(?:\.(?:ca|cg|cs|cv|lu|wb|wt|nc))?(?:\.L1::\w+)?(?:\.L2::evict_\w+)?"
+    r"(?:\.(?:ca|cg|cs|cv|lu|wb|wt))?(?:\.L1::\w+)?(?:\.L2::evict_\w+)?"
     r"(?P<hint>\.L2::cache_hint)?(?:\.L2::(?:64|128|256)B)?"
 )
 VECTOR = r"(?:\.v(?P<vec>2|4|8))?"
@@ -53,7 +53,7 @@ def _take_hint(e: Emitter, i: Instruction, m: re.Match) -> None:
         e.source(i.operands[2], "b64")
 
 
-@inline(rf"(?:ld|ldu)(?:\.weak)?{FORM}")
+@inline(rf"ld(?:\.weak)?{FORM}")
 def _weak_load(e: Emitter, i: Instruction, m: re.Match) -> None:
     _take_hint(e, i, m)
     kind = m["t"]

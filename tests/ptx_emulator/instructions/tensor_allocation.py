@@ -13,7 +13,7 @@ from ptx_emulator.numeric import u4
 from ptx_emulator.ptx import Instruction
 from ptx_emulator.warp import LANES, Warp
 
-from .control import NOT_CONVERGED, all_lanes
+from .control import NOT_CONVERGED, whole_warp
 
 GROUP = r"\.cta_group::(?P<group>[12])"
 SIZES = (32, 64, 128, 256, 512)
@@ -46,16 +46,19 @@ def _alloc(e: Emitter, i: Instruction, m: re.Match):
     group = int(m["group"])
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         address, columns = codes(w)
-        count, tensor = int(columns[0]), w.cta.tensor
+        count, tensor = _uniform(columns), w.cta.tensor
         check_group(w, group)
         if count not in SIZES:
             what = f"alloc of {count} columns, expected one of {SIZES}"
             raise EmulationError("tensor-memory", what)
         if not tensor.permit:
             what = "alloc after relinquish_alloc_permit"
+            raise EmulationError("tensor-memory", what)
+        if w.index not in tensor.granted and count > tensor.largest:
+            what = f"alloc of {count} columns after one of {tensor.largest}"
             raise EmulationError("tensor-memory", what)
         if w.index not in tensor.granted and (wait := _request(w, group, count)):
             return wait
@@ -69,6 +72,14 @@ def _alloc(e: Emitter, i: Instruction, m: re.Match):
         return None
 
     return body
+
+
+def _uniform(values: np.ndarray) -> int:
+    if (values != values[0]).any():
+        raise EmulationError(
+            "tensor-memory", "the lanes of a warp give different values"
+        )
+    return int(values[0])
 
 
 def _request(w: Warp, group: int, count: int) -> str | None:
@@ -97,10 +108,10 @@ def _dealloc(e: Emitter, i: Instruction, m: re.Match):
     group = int(m["group"])
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         check_group(w, group)
-        start, count = (int(v[0]) for v in codes(w))
+        start, count = (_uniform(v) for v in codes(w))
         tensor = w.cta.tensor
         tensor.free(start, count)
         if w.machine.checker is not None:
@@ -118,7 +129,7 @@ def _relinquish(e: Emitter, i: Instruction, m: re.Match):
     e.expect(0)
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         w.cta.tensor.permit = False
         return None

@@ -13,7 +13,7 @@ from ptx_emulator.ptx import Instruction
 from ptx_emulator.semantics import tmem
 from ptx_emulator.warp import Warp
 
-from .control import NOT_CONVERGED, all_lanes
+from .control import NOT_CONVERGED, whole_warp
 
 SHAPE = (
     r"\.sync\.aligned\.(?P<shape>32x32b|16x64b|16x128b|16x256b)\.x(?P<repeat>\d+)\.b32"
@@ -69,7 +69,7 @@ def _ld(e: Emitter, i: Instruction, m: re.Match):
     address = e.compile(e.address(i.operands[1]))
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         where, columns = _place(w, address(w)[0], shape, repeat)
         _tell_checker(w, where, columns, False, i.pc)
@@ -99,7 +99,7 @@ def _st(e: Emitter, i: Instruction, m: re.Match):
     codes = e.compile(e.address(i.operands[0]), *(e.source(x, "b32") for x in parts))
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         address, *values = codes(w)
         where, columns = _place(w, address, shape, repeat)
@@ -126,7 +126,7 @@ def _wait(e: Emitter, i: Instruction, m: re.Match):
     e.expect(0)
 
     def body(w: Warp, lanes: np.ndarray):
-        if not all_lanes(w, lanes):
+        if not whole_warp(w, lanes):
             return NOT_CONVERGED
         if m["what"] == "ld":
             _finish_loads(w)

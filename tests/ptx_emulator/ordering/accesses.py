@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .asynchronous import AsyncOp
 
 
+ALL_LANES = -1  # as a mask
+WARP_LANES = 32
+
+
 @dataclass(slots=True)
 class Access:
     """One access as the shadow sees it.
@@ -140,16 +144,23 @@ class Accesses(CheckerBase):
         if not write:
             self._record_read(shadow, granules, access)
             return
-        self._check(shadow, "reader", granules, access, mixed)
-        more = shadow.more[granules]
-        if np.count_nonzero(more):
-            self._check_sets(np.unique(more), access, mixed)
-            shadow.more[granules] = 0
+        self._check_readers(shadow, granules, access, mixed)
+        shadow.more[granules] = 0
         shadow.writer[granules] = access.who
+        if access.lanes is not None:
+            lost = granules[shadow.writer[granules] != access.who]
+            shadow.writer[lost] |= SEVERAL << 2  # several lanes write one granule
         shadow.written[granules] = access.when
         shadow.write_site[granules] = access.site
         shadow.reader[granules] = 0
         shadow.read[granules] = 0
+
+    def _check_readers(self, shadow: Shadow, granules, access: Access, mixed) -> None:
+        """A write against everybody who has read since the last one."""
+        self._check(shadow, "reader", granules, access, mixed)
+        more = shadow.more[granules]
+        if np.count_nonzero(more):
+            self._check_sets(more, access, mixed)
 
     def _check(
         self, shadow: Shadow, table: str, granules, access: Access, mixed: bool
@@ -213,40 +224,53 @@ class Accesses(CheckerBase):
         return ok
 
     def _record_read(self, shadow: Shadow, granules, access: Access) -> None:
+        """The first reader goes to the arrays, every further one to the sets."""
+        who = _readers(access, granules)
         old = shadow.reader[granules]
-        who = access.who
-        free = (old == 0) | ((old & ~0xFC) == (who & ~0xFC))
-        value = np.where((old == 0) | (old == who), who, who | SEVERAL << 2)
-        if np.count_nonzero(free) == free.size:
-            place = granules
-        else:
-            place, value = granules[free], value[free]
-            rest = ~free
-            others = np.broadcast_to(np.asarray(who, np.int32), old.shape)[rest]
-            self._record_more(shadow, granules[rest], others, access)
+        free = (old == 0) | (old == who)
+        who = np.broadcast_to(np.asarray(who, np.int32), old.shape)
+        place, value = granules[free], who[free]
         shadow.reader[place] = value
         shadow.read[place] = access.when
         shadow.read_site[place] = access.site
+        further = ~free
+        lost = place[shadow.reader[place] != value]
+        if lost.size:  # several of the lanes read one granule
+            shadow.reader[lost] = shadow.read[lost] = 0
+            further |= np.isin(granules, lost)
+        if np.count_nonzero(further):
+            self._record_more(shadow, granules[further], who[further], access)
 
     def _record_more(self, shadow: Shadow, granules, who, access: Access) -> None:
-        """Readers besides the first: their lanes are kept as one mask for the access."""
-        lanes = np.unique((who >> 2) & SEVERAL).astype(np.int64)
-        mask = -1 if lanes[-1] == SEVERAL else int((1 << lanes).sum())
-        key, entry = int(who[0]) & ~0xFC, (access.when, mask, access.site)
+        """Readers besides the first, each lane by itself where no two read one granule."""
+        each = np.unique(who)
+        if each.size == 1 or np.unique(granules).size == granules.size:
+            for one in each.tolist():
+                lane = lane_of(one)
+                mask = ALL_LANES if lane is None else 1 << lane
+                self._add_readers(shadow, granules[who == one], one, mask, access)
+        else:
+            mask = sum(1 << lane_of(one) for one in each.tolist())
+            several = int(each[0]) | SEVERAL << 2
+            self._add_readers(shadow, granules, several, mask, access)
+
+    def _add_readers(self, shadow: Shadow, granules, who: int, mask: int, access):
+        entry = (access.when, mask, access.site)
         sets = shadow.more[granules]
         for number in np.unique(sets):
             place = granules[sets == number]
-            shadow.more[place] = self.readers.add(int(number), key, entry)
+            shadow.more[place] = self.readers.add(int(number), who, entry)
 
-    def _check_sets(self, numbers: np.ndarray, access: Access, mixed: bool) -> None:
-        own = access.agent if access.lanes is not None else access.pipe
-        for number in numbers:
+    def _check_sets(self, more: np.ndarray, access: Access, mixed: bool) -> None:
+        writers = np.broadcast_to(np.asarray(access.who), more.shape)
+        for number in np.unique(more):
+            lanes = np.unique((writers[more == number] >> 2) & SEVERAL).tolist()
             for who, (when, mask, site) in self.readers.sets[number].items():
                 same_path = not mixed or (who & MULTICAST_PATH) >> 1 == access.path
                 row = access.asynchronous if who & ASYNCHRONOUS else access.generic
                 needed = [row] if same_path else [row, ALIAS]
                 agent = who >> 8
-                if agent == own or all(
+                if self._is_own(access, agent, mask, lanes) or all(
                     self._set_covered(access.rows[r], agent, mask, when) for r in needed
                 ):
                     continue
@@ -255,11 +279,26 @@ class Accesses(CheckerBase):
                 )
                 self.report(kind, site, None, access.site, None, "write after read")
 
+    @staticmethod
+    def _is_own(access: Access, agent: int, mask: int, lanes: list[int]) -> bool:
+        """Whether only the writing lane itself, or its pipe, has read."""
+        if access.lanes is None:
+            return agent == access.pipe
+        return agent == access.agent and len(lanes) == 1 and mask == 1 << lanes[0]
+
     def _set_covered(self, row: np.ndarray, agent: int, mask: int, when: int) -> bool:
         if row[agent] >= when:
             return True
         singles = [self.lane_agents[agent, k] for k in range(32) if mask >> k & 1]
-        return mask > 0 and all(s and row[s] >= when for s in singles)
+        return mask != ALL_LANES and all(s and row[s] >= when for s in singles)
 
     def against_strong(self, access: Access, shadow: Shadow, granules, write) -> None:
         raise NotImplementedError
+
+
+def _readers(access: Access, granules: np.ndarray) -> np.ndarray | int:
+    """Who reads; a warp that reads one place with all its lanes is one reader."""
+    who = access.who
+    if access.lanes is None or len(granules) < WARP_LANES:
+        return who
+    return int(who[0, 0]) | SEVERAL << 2 if (granules == granules[0]).all() else who

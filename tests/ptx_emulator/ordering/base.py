@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ MAX_REPORTS = 200
 
 class CheckerBase:
     def __init__(self, machine: Machine):
-        self.machine = machine
+        self.machine = weakref.proxy(machine)  # which holds the checker
         self.capacity = 256
         self.agents = 1
         self.lane_agents = np.zeros((self.capacity, 32), np.int32)

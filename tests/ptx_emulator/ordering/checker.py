@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ptx_emulator.state import Launch
     from ptx_emulator.warp import Warp
 
-LARGEST_ACCESS = 32
-
 
 class Checker(AsynchronousOrder):
     def __init__(self, machine: Machine):
@@ -76,40 +74,38 @@ class Checker(AsynchronousOrder):
         Strong accesses do not race among themselves where their scopes include each
         other; with weak accesses they do.
         """
-        offsets = part.offsets
         shadow = self.shadow_of(part.memory)
-        granules = shadow.granules(offsets, size)
+        granules = shadow.granules(part.offsets, size)
         shadow.mark_sync(granules)
-        write = kind != "read"
-        for n, lane in enumerate(lanes.tolist()):
-            offset = int(offsets[n])
-            location = shadow.locations.get(offset)
-            if location is None:
-                location = shadow.locations[offset] = Location(size)
+        write, site, place = kind != "read", self.site(w, pc), place_of(w)
+        self._against_weak(w, lanes, shadow, granules, part.path, site, write)
+        places = zip(lanes.tolist(), part.offsets.tolist(), strict=True)
+        for lane, offset in places:
+            location = shadow.location(offset, size)
             access = StrongAccess(
-                w.clocks.agent, lane, w.clocks.clock, place_of(w), scope, write,
-                self.site(w, pc), part.path,
+                w.clocks.agent, lane, w.clocks.clock, place, scope, write, site, part.path
             )  # fmt: skip
-            self._against_weak(w, lane, shadow, granules[n : n + 1], access)
             self._against_other_scopes(w, location, access)
+            if len(shadow.strong_sizes) > 1:
+                for other in shadow.overlapping(offset, offset + size):
+                    if other is not location:
+                        self._against_other_size(w, other, access)
             location.note(access)
             self._order(w, location, access, kind, sem)
 
-    def _against_weak(self, w: Warp, lane: int, shadow, granules, strong) -> None:
-        """A strong access still needs order with the weak accesses of others."""
-        c = w.clocks
-        group = c.group_of(lane)
-        group.rows = widen(group.rows, self.capacity)
-        only = np.array([lane], np.int32)
-        who = np.array([[c.agent << 8 | lane << 2 | strong.path << 1]], np.int32)
-        fenced = c.fenced[ALIAS][only]
-        access = Access(
-            group.rows, ALL, ALL, who, c.clock, strong.site, strong.path, only, fenced
-        )
-        mixed = shadow.paths | 1 << strong.path == 3
-        self._check(shadow, "writer", granules, access, mixed)
-        if strong.write:
-            self._check(shadow, "reader", granules, access, mixed)
+    def _against_weak(
+        self, w: Warp, lanes, shadow: Shadow, granules, path: int, site: int, write
+    ) -> None:
+        """Strong accesses still need order with the weak accesses of others."""
+        mixed = shadow.paths | 1 << path == 3
+        for g in w.clocks.groups:
+            mine = np.nonzero(g.lanes[lanes])[0]
+            if not mine.size:
+                continue
+            access = self._of_lanes(w, g, lanes[mine], path, site)
+            self._check(shadow, "writer", granules[mine], access, mixed)
+            if write:
+                self._check_readers(shadow, granules[mine], access, mixed)
 
     def against_strong(
         self, access: Access, shadow: Shadow, granules: np.ndarray, write: bool
@@ -121,10 +117,7 @@ class Checker(AsynchronousOrder):
             low = int(granules[n, 0]) << shadow.shift
             high = (int(granules[n, -1]) + 1) << shadow.shift
             lane = None if access.lanes is None else int(access.lanes[n])
-            for start in range(low - LARGEST_ACCESS, high, 1 << shadow.shift):
-                location = shadow.locations.get(start)
-                if location is None or start + location.size <= low:
-                    continue
+            for location in shadow.overlapping(low, high):
                 for entry in location.accesses.values():
                     if write or entry.write:
                         self._weak_after_strong(access, lane, entry)
@@ -133,6 +126,8 @@ class Checker(AsynchronousOrder):
         agent, rows = access.agent, access.rows
         if not self._covers(rows[ALL], agent, lane, entry):
             kind = "race"
+        elif not self._covers(rows[access.generic], agent, lane, entry):
+            kind = "proxy"
         elif entry.path == access.path or self._covers(rows[ALIAS], 0, None, entry):
             return
         else:
@@ -166,6 +161,17 @@ class Checker(AsynchronousOrder):
                     "scope", entry.site, entry.lane, access.site, access.lane, note
                 )
 
+    def _against_other_size(self, w: Warp, location: Location, access) -> None:
+        """Strong accesses order each other only where they overlap completely."""
+        rows = widen(w.clocks.group_of(access.lane).rows, self.capacity)
+        for entry in location.accesses.values():
+            writes = access.write or entry.write
+            if writes and not self._covers(rows[ALL], access.agent, access.lane, entry):
+                note = "strong accesses of different sizes"
+                self.report(
+                    "race", entry.site, entry.lane, access.site, access.lane, note
+                )
+
     def _order(self, w: Warp, location: Location, access, kind: str, sem: str) -> None:
         """Acquires what the location has, then releases to it."""
         c, lane = w.clocks, access.lane
@@ -188,6 +194,5 @@ class Checker(AsynchronousOrder):
             rows = self.publish(w, only, None)
             location.release(access.place, access.scope, rows)
         elif c.released[lane] is not None:
-            rows, fence_scope = c.released[lane]
-            scope = narrower(access.scope, fence_scope)
-            location.release(access.place, scope, rows.copy())
+            scope = narrower(access.scope, c.released[lane].scope)
+            location.release(access.place, scope, self.fenced_rows(w, lane))

@@ -7,6 +7,7 @@ copies, a thread's bulk groups, a tensor-core queue); pipes count operations, wa
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,6 +49,16 @@ class Group:
         self.rows = rows
 
 
+@dataclass(frozen=True)
+class ReleaseFence:
+    """A release fence of lanes that knew `rows`; it covers their own accesses up to `when`."""
+
+    rows: np.ndarray
+    when: int
+    fenced: np.ndarray
+    scope: str
+
+
 class WarpClocks:
     """A warp's own clock, what its lanes know, and how far each lane has fenced its own accesses."""
 
@@ -58,7 +69,7 @@ class WarpClocks:
         self.fenced = np.zeros(
             (ROWS, 32), np.int32
         )  # rows ASYNC_*, ALIAS, INIT: own accesses up to this clock
-        self.released: list = [None] * 32  # (rows, scope) of the last release fence
+        self.released: list[ReleaseFence | None] = [None] * 32
         # Releases that relaxed loads have read, for a later acquire fence.
         self.observed: defaultdict[int, dict] = defaultdict(dict)
         self.tensor_agents: dict[str, int] = {}

@@ -6,25 +6,34 @@ The first reader agent sits in arrays; further ones are in interned sets, so tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+from .strong import Location
 
 ASYNCHRONOUS, MULTICAST_PATH = 1, 2
 SEVERAL = 63
 
 
 class ReaderSets:
-    """Interned sets of readers: (agent and flags) -> (clock, lane mask, site)."""
+    """Interned sets of readers: packed identity -> (clock, lane mask, site)."""
 
     def __init__(self):
         self.sets: list[dict] = [{}]
         self._steps: dict[tuple, int] = {}
 
     def add(self, old: int, who: int, entry: tuple) -> int:
+        """The set `old` and one more reading."""
         key = (old, who, entry)
         found = self._steps.get(key)
         if found is None:
             found = self._steps[key] = len(self.sets)
-            self.sets.append({**self.sets[old], who: entry})
+            when, lanes, site = entry
+            earlier = self.sets[old].get(who)
+            if earlier is not None:
+                lanes |= earlier[1]
+            self.sets.append({**self.sets[old], who: (when, lanes, site)})
         return found
 
 
@@ -40,7 +49,8 @@ class Shadow:
             setattr(self, name, np.zeros(granules, np.int32))
         self.paths = 0
         self.sync: np.ndarray | None = None
-        self.locations: dict[int, object] = {}
+        self.locations: dict[tuple[int, int], Location] = {}
+        self.strong_sizes: set[int] = set()
 
     def table(self, which: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Identity, clock and site of the last writers, or of the first readers since."""
@@ -68,6 +78,22 @@ class Shadow:
     def forget(self, granules: np.ndarray) -> None:
         for name in self.FIELDS:
             getattr(self, name)[granules] = 0
+
+    def location(self, offset: int, size: int) -> Location:
+        """The place of strong accesses of `size` bytes at `offset`."""
+        found = self.locations.get((offset, size))
+        if found is None:
+            found = self.locations[offset, size] = Location()
+            self.strong_sizes.add(size)
+        return found
+
+    def overlapping(self, low: int, high: int) -> Iterator[Location]:
+        """Places of strong accesses that have bytes in [low, high)."""
+        for size in self.strong_sizes:
+            for start in range((low // size) * size, high, size):
+                found = self.locations.get((start, size))
+                if found is not None:
+                    yield found
 
     def mark_sync(self, granules: np.ndarray) -> None:
         if self.sync is None:

@@ -54,7 +54,6 @@ class StrongAccess:
 
 @dataclass
 class Location:
-    size: int
     releases: dict[tuple, Released] = field(default_factory=dict)
     accesses: dict[tuple, StrongAccess] = field(default_factory=dict)
     kinds: set[tuple] = field(default_factory=set)

@@ -15,6 +15,7 @@ from .clocks import (
     INIT,
     PUBLISHED,
     TENSOR_OUT,
+    ReleaseFence,
     join,
     widen,
 )  # fmt: skip
@@ -47,7 +48,7 @@ class Synchronisation(Accesses):
         """Adds the accesses of the lanes themselves, up to now."""
         c = w.clocks
         now = c.tick()
-        everyone = not np.count_nonzero(~w.exited & ~lanes)
+        everyone = not np.count_nonzero(w.exists & ~lanes)
         alone = lanes & (self.lane_agents[c.agent] > 0) if everyone else lanes
         agents = {int(k): self.lane_agent(w, int(k)) for k in np.nonzero(alone)[0]}
         rows = widen(rows, self.capacity)
@@ -79,7 +80,7 @@ class Synchronisation(Accesses):
 
     def _single_out(self, w: Warp, lanes: np.ndarray) -> None:
         """Gives lanes that act without the rest of their warp agents of their own."""
-        if np.count_nonzero(~w.exited & ~lanes):
+        if np.count_nonzero(w.exists & ~lanes):
             for lane in np.nonzero(lanes)[0]:
                 self.lane_agent(w, int(lane))
 
@@ -95,9 +96,21 @@ class Synchronisation(Accesses):
                         self.acquire(w, np.arange(32) == lane, released.rows)
                 c.observed[lane].clear()
         if sem in ("acq_rel", "release"):
-            rows = self.publish(w, lanes, None)
-            for lane in np.nonzero(lanes)[0]:
-                c.released[lane] = (rows, scope)
+            for g in c.groups:
+                members = np.nonzero(g.lanes & lanes)[0]
+                if members.size:
+                    known = g.rows[:PUBLISHED].copy()
+                    fence = ReleaseFence(known, c.clock, c.fenced.copy(), scope)
+                    for lane in members:
+                        c.released[lane] = fence
+            c.tick()
+
+    def fenced_rows(self, w: Warp, lane: int) -> np.ndarray:
+        """What the lane's last release fence covers: what it knew, and its own accesses."""
+        fence = w.clocks.released[lane]
+        rows = widen(fence.rows.copy(), self.capacity)
+        _own_entry(rows, self.lane_agent(w, lane), fence.when, fence.fenced[:, lane])
+        return rows
 
     def proxy_fence(self, w: Warp, lanes: np.ndarray, proxy: str, space: str) -> None:
         """fence.proxy.alias, or .async for a state space or for all."""

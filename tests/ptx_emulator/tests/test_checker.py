@@ -373,8 +373,14 @@ def test_every_reader_since_the_last_write_counts():
             shared=SHARED_WORD,
         )  # fmt: skip
 
-    assert outcome(one_cta(96), text(64)) == set()
-    assert outcome(one_cta(96), text(32)) == {"race"}
+    for store in ("st.shared.u32", "st.relaxed.cta.shared.u32"):
+        for waited, kinds in ((64, set()), (32, {"race"})):
+            stored = text(waited).replace("st.shared.u32 [%r1], 2", f"{store} [%r1], 2")
+            for seed in range(6):  # whichever warp reads first
+                machine = Machine(arch="sm_90a")
+                one_cta(96)(machine, machine.load(stored).kernel())
+                reports = machine.run(seed, on_race="collect").reports
+                assert {r.kind for r in reports} == kinds
 
 
 def tma_round(

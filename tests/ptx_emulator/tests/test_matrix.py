@@ -168,6 +168,8 @@ def tcgen05_text(columns, group=1, **changes):
         "quarter": "shl.b32 %r3, %warp, 21;",
         "dealloc": f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, {columns};",
         "issuer": "%tid",
+        "touch": "",
+        "hand_back": "",
         **changes,
     }
     r = ", ".join(f"%r{k + 10}" for k in range(8))
@@ -188,6 +190,7 @@ def tcgen05_text(columns, group=1, **changes):
         ALLOCATED:
         {parts["before"]}
         {LOAD_IMAGE}
+        {parts["touch"]}
         {parts["after"]}
         ld.shared.u32 %r1, [%r153];
         setp.eq.u32 %p2, 0, 1;
@@ -216,6 +219,7 @@ def tcgen05_text(columns, group=1, **changes):
         add.u32 %r4, %r4, 8;
         setp.lt.u32 %p4, %r4, %n;
         @%p4 bra LOOP;
+        {parts["hand_back"]}
         {parts["before"]}
         bar.sync 0;
         @%p1 bra DONE;
