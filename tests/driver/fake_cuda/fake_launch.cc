@@ -1,9 +1,11 @@
 // Launches of the fake driver. Whatever the kernel, a launch computes what its name and parameters
 // say: it waits for the launches of the other ranks, whose workspaces it knows by address, and the
 // last one computes all results in plain loops. No tiles, no flags, no time: what is shown is that
-// the host passes the right kernel, grid and parameters.
+// the host passes the right kernel, grid and parameters. Those of every launch are appended to the
+// file that FAKE_CUDA_LAUNCHES names, if it does, for whoever can execute the kernel itself.
 #include "fake_launch.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -25,7 +27,9 @@ struct Matrix {
   uint64_t columns;
   uint64_t rows;
   uint64_t pitch_bytes;
+  uint32_t box[2];
   int type;
+  int swizzle;
 };
 static_assert(sizeof(Matrix) <= sizeof(TensorMap));
 
@@ -37,6 +41,40 @@ struct Launch {
 
   bool Has(const char* part) const { return kernel.find(part) != std::string::npos; }
 };
+
+std::string ToJson(const Matrix& m) {
+  char text[256];
+  std::snprintf(text, sizeof(text),
+                "{\"address\": %llu, \"dims\": [%llu, %llu], \"pitch_bytes\": %llu, "
+                "\"box\": [%u, %u], \"type\": %d, \"swizzle\": %d}",
+                reinterpret_cast<unsigned long long>(m.data),
+                static_cast<unsigned long long>(m.columns), static_cast<unsigned long long>(m.rows),
+                static_cast<unsigned long long>(m.pitch_bytes), m.box[0], m.box[1], m.type,
+                m.swizzle);
+  return text;
+}
+
+/// One line of JSON.
+void Record(const LaunchConfig& config, const Launch& launch) {
+  const char* path = std::getenv("FAKE_CUDA_LAUNCHES");
+  std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "a");
+  if (file == nullptr) return;
+  std::string params;
+  for (size_t i = 0; i < sizeof(KernelParams); ++i) {
+    char digits[3];
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&launch.params);
+    std::snprintf(digits, sizeof(digits), "%02x", bytes[i]);
+    params += digits;
+  }
+  const unsigned cluster = config.num_attributes > 0 ? config.attributes[0].value.cluster.x : 1;
+  std::fprintf(file,
+               "{\"kernel\": \"%s\", \"rank\": %u, \"grid\": %u, \"block\": %u, \"cluster\": %u, "
+               "\"shared_bytes\": %u, \"x\": %s, \"w\": %s, \"params\": \"%s\"}\n",
+               launch.kernel.c_str(), launch.params.rank, config.grid_x, config.block_x, cluster,
+               config.shared_bytes, ToJson(launch.x).c_str(), ToJson(launch.w).c_str(),
+               params.c_str());
+  std::fclose(file);
+}
 
 float ToFloat(uint16_t bits, bool bf16) {
   if (!bf16) {
@@ -199,13 +237,18 @@ Result cuKernelGetFunction(void** function, Kernel kernel) {
 Result cuKernelSetAttribute(int, int, Kernel, Device) { return kSuccess; }
 
 Result cuTensorMapEncodeTiled(TensorMap* map, int type, uint32_t rank, void* address,
-                              const uint64_t* dims, const uint64_t* strides_bytes, const uint32_t*,
-                              const uint32_t*, int, int, int, int) {
+                              const uint64_t* dims, const uint64_t* strides_bytes,
+                              const uint32_t* box, const uint32_t*, int, int swizzle, int, int) {
   if (rank != 2 || reinterpret_cast<uint64_t>(address) % 16 != 0 || strides_bytes[0] % 16 != 0) {
     return kInvalidValue;
   }
-  const Matrix matrix = {static_cast<const uint16_t*>(address), dims[0], dims[1], strides_bytes[0],
-                         type};
+  const Matrix matrix = {static_cast<const uint16_t*>(address),
+                         dims[0],
+                         dims[1],
+                         strides_bytes[0],
+                         {box[0], box[1]},
+                         type,
+                         swizzle};
   std::memcpy(map, &matrix, sizeof(matrix));
   return kSuccess;
 }
@@ -217,6 +260,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Kernel kernel, void** parame
   std::memcpy(&launch.params, parameters[2], sizeof(KernelParams));
   const Result result = ReportLaunch(launch.params.rank, *config, launch.kernel.c_str());
   if (result != kSuccess) return result;
+  Record(*config, launch);
   static auto* const meetings = new Meetings;
   meetings->Arrive(launch);
   return kSuccess;
