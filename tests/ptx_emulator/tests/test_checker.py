@@ -5,7 +5,7 @@ import pytest
 
 from ptx_emulator import EmulationError, Machine
 
-from .ptx_text import module, once, spin, wait
+from .ptx_text import module, once, spin
 
 SEEDS = range(4)
 
@@ -221,95 +221,6 @@ def test_bulk_store_needs_the_proxy_fence_and_the_full_wait(fence, read, kinds):
     assert outcome(bulk_build, bulk_store(fence, read)) == kinds
 
 
-def multicast(before, after=""):
-    return module(
-        f"""mul.wide.u32 %rd1, %rank, 0;
-        st.global.u32 [%mine], 3;
-        {before}
-        red.release.sys.global.add.u32 [%flag0], 1;
-        red.release.sys.global.add.u32 [%flag1], 1;
-        {spin("ld.acquire.sys.global.u32 %r1, [%flag];", "%r1", "2")}
-        {after}
-        multimem.ld_reduce.relaxed.sys.global.add.u32 %r2, [%multi];
-        st.global.u32 [%out], %r2;""",
-        "mine flag0 flag1 flag multi out rank:u32",
-    )
-
-
-def multicast_build(machine, kernel):
-    data, flags = machine.symmetric(64), machine.symmetric(64)
-    for rank in range(2):
-        flags.buffer(rank).write(np.zeros(16, np.uint32))
-    for rank in range(2):
-        machine.launch(
-            rank, kernel, 1, 1,
-            [data.buffer(rank), flags.address(rank, 0), flags.address(rank, 1),
-             flags.address(rank, rank), data.multicast_address(rank),
-             machine.buffer(rank, 4), rank],
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "kinds"),
-    [
-        ("fence.proxy.alias;", "", set()),
-        ("", "fence.proxy.alias;", set()),
-        ("", "", {"alias"}),
-        ("fence.acq_rel.sys;", "fence.acq_rel.sys;", {"alias"}),
-    ],
-)
-def test_multicast_after_unicast_needs_an_alias_fence_on_the_path(before, after, kinds):
-    assert outcome(multicast_build, multicast(before, after), ranks=2) == kinds
-
-
-def broadcast(fence, load):
-    """Rank 0 stores through the multicast window, rank 1 reads its own replica."""
-    return module(
-        RANKS.format(
-            produce="multimem.st.relaxed.sys.global.u32 [%data], 5;\n"
-            "st.release.sys.global.u32 [%flag], 1;",
-            consume=spin("ld.acquire.sys.global.u32 %r1, [%flag];", "%r1", "1")
-            + f"{fence}\n{load} %r2, [%data];\nst.global.u32 [%out], %r2;",
-        ),
-        "data flag out rank:u32",
-    )
-
-
-@pytest.mark.parametrize("load", ["ld.global.u32", "ld.relaxed.sys.global.u32"])
-@pytest.mark.parametrize(
-    ("fence", "kinds"), [("fence.proxy.alias;", set()), ("", {"alias"})]
-)
-def test_unicast_after_multicast_needs_it_as_well(load, fence, kinds):
-    def build(machine, kernel):
-        data = machine.symmetric(64)
-        flag, out = machine.symmetric(64), machine.buffer(1, 4)
-        flag.buffer(1).write(np.zeros(16, np.uint32))
-        first = [data.multicast_address(0), flag.address(0, 1), out, 0]
-        machine.launch(0, kernel, 1, 1, first)
-        machine.launch(1, kernel, 1, 1, [data.buffer(1), flag.buffer(1), out, 1])
-
-    assert outcome(build, broadcast(fence, load), ranks=2) == kinds
-
-
-def test_a_strong_unicast_store_before_a_multicast_read():
-    stores = ("st.global.u32 [%mine], 3;", "st.relaxed.sys.global.u32 [%mine], 3;")
-    for before, kinds in (("fence.proxy.alias;", set()), ("", {"alias"})):
-        text = multicast(before).replace(*stores)
-        assert outcome(multicast_build, text, ranks=2) == kinds
-
-
-def test_a_kernel_boundary_is_an_alias_fence():
-    write = module("st.global.u32 [%mine], 3;", "mine")
-    reduce = module(
-        "multimem.ld_reduce.relaxed.sys.global.add.u32 %r2, [%multi];", "multi"
-    )
-    machine = Machine(arch="sm_90a")
-    data = machine.symmetric(64)
-    machine.launch(0, machine.load(write).kernel(), 1, 1, [data.buffer(0)])
-    machine.launch(0, machine.load(reduce).kernel(), 1, 1, [data.multicast_address(0)])
-    assert machine.run(on_race="collect").reports == ()
-
-
 def test_write_after_read_across_launches_and_ranks():
     """Rank 0 reads rank 1's buffer; rank 1's next launch overwrites it."""
     read = module(
@@ -381,89 +292,6 @@ def test_every_reader_since_the_last_write_counts():
                 one_cta(96)(machine, machine.load(stored).kernel())
                 reports = machine.run(seed, on_race="collect").reports
                 assert {r.kind for r in reports} == kinds
-
-
-def tma_round(
-    full_wait, empty_arrive, init_fence="fence.mbarrier_init.release.cluster;"
-):
-    """Warp 0 copies 2 x 128 bytes into one slot; warp 1 reads each."""
-    return module(
-        f"""mov.u32 %r1, slot; mov.u32 %r2, full; mov.u32 %r3, empty;
-        {
-            once(
-                0,
-                f'''mbarrier.init.shared::cta.b64 [%r2], 1;
-        mbarrier.init.shared::cta.b64 [%r3], 32;
-        {init_fence}''',
-            )
-        }
-        bar.sync 0;
-        mov.u32 %r5, 0;
-        setp.eq.u32 %p1, %warp, 1;
-        @%p1 bra READER;
-        setp.ne.u32 %p2, %tid, 0;
-        @%p2 bra DONE;
-        LOOP:
-        xor.b32 %r6, %r5, 1;
-        {wait("%r3", "%r6")}
-        mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 128;
-        cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%in], 128, [%r2];
-        add.u32 %r5, %r5, 1;
-        setp.lt.u32 %p3, %r5, 2;
-        @%p3 bra LOOP;
-        bra DONE;
-        READER:
-        {wait("%r2", "%r5") if full_wait else ""}
-        shl.b32 %r7, %lane, 2;
-        add.u32 %r7, %r7, %r1;
-        ld.shared.u32 %r8, [%r7];
-        {empty_arrive}
-        add.u32 %r5, %r5, 1;
-        setp.lt.u32 %p3, %r5, 2;
-        @%p3 bra READER;
-        DONE:""",
-        "in",
-        shared=".shared .align 128 .b8 slot[128]; .shared .align 8 .b64 full;"
-        ".shared .align 8 .b64 empty;",
-    )
-
-
-def tma_build(machine, kernel):
-    machine.launch(
-        0, kernel, 1, 64, [machine.buffer(0, np.arange(32, dtype=np.uint32))]
-    )
-
-
-ARRIVE = "fence.proxy.async.shared::cta;\nmbarrier.arrive.shared::cta.b64 _, [%r3];"
-
-
-def test_copies_are_ordered_by_full_and_empty_barriers():
-    assert outcome(tma_build, tma_round(True, ARRIVE)) == set()
-
-
-def test_a_copy_over_bytes_read_by_loads_needs_the_proxy_fence_of_the_reader():
-    unfenced = ARRIVE.removeprefix("fence.proxy.async.shared::cta;\n")
-    assert outcome(tma_build, tma_round(True, unfenced)) == {"proxy"}
-
-
-def test_a_relaxed_arrive_releases_nothing():
-    relaxed = ARRIVE.replace("arrive.", "arrive.relaxed.cta.")
-    assert outcome(tma_build, tma_round(True, relaxed)) == {"race"}
-
-
-def test_mbarrier_init_must_be_fenced_for_the_asynchronous_proxy():
-    assert outcome(tma_build, tma_round(True, ARRIVE, init_fence="")) == {"mbarrier"}
-
-
-def test_reading_a_copy_before_its_barrier_is_poison_or_a_race():
-    kinds = set()
-    for seed in SEEDS:
-        machine = Machine(arch="sm_90a")
-        tma_build(machine, machine.load(tma_round(False, ARRIVE)).kernel())
-        with pytest.raises(EmulationError) as caught:
-            machine.run(seed)
-        kinds.add(caught.value.kind)
-    assert kinds <= {"poison", "race", "exit"}
 
 
 def test_the_report_names_both_accesses():
