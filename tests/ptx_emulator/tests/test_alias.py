@@ -5,7 +5,7 @@ import pytest
 
 from ptx_emulator import Machine
 
-from .ptx_text import module, spin
+from .ptx_text import module, once, spin
 from .test_checker import RANKS, outcome
 
 
@@ -96,3 +96,46 @@ def test_a_kernel_boundary_is_an_alias_fence():
     machine.launch(0, machine.load(write).kernel(), 1, 1, [data.buffer(0)])
     machine.launch(0, machine.load(reduce).kernel(), 1, 1, [data.multicast_address(0)])
     assert machine.run(on_race="collect").reports == ()
+
+
+def test_a_fence_before_the_store_or_after_the_read_is_on_no_path():
+    fence, store = "fence.proxy.alias;", "st.global.u32 [%mine], 3;"
+    before = multicast("").replace(store, f"{fence}\n{store}")
+    after = multicast("").replace(
+        "st.global.u32 [%out]", f"{fence}\nst.global.u32 [%out]"
+    )
+    for text in (before, after):
+        assert outcome(multicast_build, text, ranks=2) == {"alias"}
+
+
+def test_a_thread_between_them_may_run_the_fence():
+    """Rank 0 stores and signals; rank 1's thread 0 acquires and fences; thread 32 reduces."""
+
+    def text(fence):
+        return module(
+            f"""setp.ne.u32 %p1, %rank, 0;
+            @%p1 bra SECOND;
+            {once(0, "st.global.u32 [%mine], 3;st.release.sys.global.u32 [%peer], 1;")}
+            bra DONE;
+            SECOND:
+            {once(0, spin("ld.acquire.sys.global.u32 %r1, [%flag];", "%r1", "1") + fence)}
+            bar.sync 0;
+            {once(32, "multimem.ld_reduce.relaxed.sys.global.add.u32 %r2, [%multi];")}
+            DONE:""",
+            "mine peer flag multi rank:u32",
+        )
+
+    def build(machine, kernel):
+        data, flags = machine.symmetric(64), machine.symmetric(64)
+        data.buffer(1).write(np.zeros(16, np.uint32))
+        for rank in range(2):
+            flags.buffer(rank).write(np.zeros(16, np.uint32))
+        for rank in range(2):
+            arguments = [
+                data.buffer(rank), flags.address(rank, 1 - rank), flags.buffer(rank),
+                data.multicast_address(rank), rank,
+            ]  # fmt: skip
+            machine.launch(rank, kernel, 1, 64, arguments)
+
+    assert outcome(build, text("fence.proxy.alias;"), ranks=2) == set()
+    assert outcome(build, text(""), ranks=2) == {"alias"}

@@ -45,6 +45,22 @@ def test_a_copy_of_what_the_kernel_stored_needs_the_fence_of_its_space(
     assert outcome(build, text) == kinds
 
 
+def test_a_proxy_fence_before_the_store_is_on_no_path():
+    steps = f"fence.proxy.async;st.global.u32 [%data], 7;{INIT}{LOAD}"
+    text = module(
+        f"""mov.u32 %r1, tile; mov.u32 %r2, full;
+        {once(0, steps + wait("%r2", "0"))}""",
+        "data",
+        shared=TILE,
+    )
+
+    def build(machine, kernel):
+        data = machine.buffer(0, np.zeros(32, np.uint32))
+        machine.launch(0, kernel, 1, 1, [data])
+
+    assert outcome(build, text) == {"proxy"}
+
+
 @pytest.mark.parametrize(
     ("wait_group", "kinds"),
     [(".read 0", set()), (" 0", set()), (".read 1", {"race"})],
