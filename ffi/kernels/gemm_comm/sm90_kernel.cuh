@@ -40,12 +40,16 @@ class Sm90GemmComm {
 
   __device__ void Run() {
     const uint32_t warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) Prepare();
+    PendingClaim claim = {};
+    if (threadIdx.x == 0) {
+      if (cta_ == 0) claim = scheduler_.BeginClaim();  // on its way while the barriers are made
+      Prepare();
+    }
     SyncCluster();
     if (warp < 4) {
       ptx::ReleaseRegisters<kServiceRegisters>();
       if (warp == 0) {
-        Load();
+        Load(claim);
       } else if (warp == 1) {
         Store();
       } else {
@@ -61,6 +65,8 @@ class Sm90GemmComm {
   }
 
  private:
+  using PendingClaim = typename TileScheduler<Tile>::PendingClaim;
+
   static constexpr bool kPaired = Tile::kCluster > 1;
   static constexpr bool kRowsSplit = Tile::kWarpgroupsAlongN == 1;
   static constexpr uint32_t kCommBarrier = 1;
@@ -94,10 +100,10 @@ class Sm90GemmComm {
     }
   }
 
-  __device__ void Load() {
+  __device__ void Load(const PendingClaim& claim) {
     const bool first_lane = (threadIdx.x & 31) == 0;
     if (cta_ == 0) {
-      if (first_lane) ClaimAndLoad();
+      if (first_lane) ClaimAndLoad(claim);
       return;
     }
     TileQueueReader<Tile> queue;
@@ -109,14 +115,14 @@ class Sm90GemmComm {
   }
 
   /// One lane of the cluster's leader. The next claim is under way while this tile is loaded.
-  __device__ void ClaimAndLoad() {
+  __device__ void ClaimAndLoad(const PendingClaim& first) {
     TileQueueWriter<Tile> queue;
-    uint32_t position = scheduler_.Claim();
+    uint32_t position = scheduler_.FinishClaim(first);
     while (position != kNoMoreTiles) {
       queue.Push(shared_, position);
-      const uint32_t next = scheduler_.Claim();
+      const PendingClaim next = scheduler_.BeginClaim();
       LoadTile(position);
-      position = next;
+      position = scheduler_.FinishClaim(next);
     }
     queue.Push(shared_, kNoMoreTiles);
   }
