@@ -1,9 +1,9 @@
 // GEMM + reduce-scatter / all-reduce on SM90: wires the roles of a CTA together.
 //
 //   warp 0       claims tiles and fills the ring by TMA
-//   warp 1       stores finished tiles where their owners want them, and publishes them
+//   warp 1       publishes tiles that have been stored
 //   warps 2, 3   communication
-//   warps 4-11   two math warpgroups
+//   warps 4-11   two math warpgroups; each warp stores its rows where their owners want them
 //
 // Twelve warps and not sixteen: ptxas does not fit a 64x256 wgmma under the 128 registers that 512
 // threads would leave at kernel entry, whatever setmaxnreg grants later.
@@ -51,7 +51,7 @@ class Sm90GemmComm {
       if (warp == 0) {
         Load(claim);
       } else if (warp == 1) {
-        Store();
+        Publish();
       } else {
         Communicate();
       }
@@ -81,10 +81,8 @@ class Sm90GemmComm {
       ptx::MbarrierInit(&shared_.stage_full[i], 1);
       ptx::MbarrierInit(&shared_.stage_empty[i], Tile::kCluster * Tile::kMathWarpgroups * 4);
     }
-    for (int i = 0; i < Tile::kStagingBuffers; ++i) {
-      ptx::MbarrierInit(&shared_.staging_full[i], 128);
-      for (auto& empty : shared_.staging_empty) ptx::MbarrierInit(&empty[i], 1);
-    }
+    for (auto& stored : shared_.tile_stored) ptx::MbarrierInit(&stored, Tile::kMathWarps);
+    ptx::MbarrierInit(&shared_.verdict_known, 1);
     for (int i = 0; i < Tile::kQueueSlots; ++i) {
       ptx::MbarrierInit(&shared_.queue_full[i], 1);
       ptx::MbarrierInit(&shared_.queue_empty[i], Tile::kQueueReaders);
@@ -134,54 +132,52 @@ class Sm90GemmComm {
   }
 
   __device__ void Multiply(uint32_t warpgroup) {
+    const uint32_t warp = warpgroup * 4 + threadIdx.x / 32 % 4;
     TileQueueReader<Tile> queue;
     Sm90Math<Tile> math(shared_, warpgroup);
-    uint32_t position;
-    for (uint32_t count = 0; queue.Pop(shared_, &position); ++count) {
-      float d[Sm90Math<Tile>::kAccumulators];
-      math.Accumulate(d, KSteps());
-      StageAccumulators<Tile>(shared_, count, warpgroup, d);
-    }
-  }
-
-  __device__ void Store() {
-    const TileSink<Tile, ReducerPolicy::kReducer> sink(params_);
-    const bool may_store = sink.BeforeFirstStore();
-    TileQueueReader<Tile> queue;
-    StagingPiece<Tile> piece{0};
+    PipelineState<Tile::kStoredSlots> stored;
     uint32_t position;
     while (queue.Pop(shared_, &position)) {
-      const TileId tile = scheduler_.Decode(position, cta_);
-      const uint32_t n0 = tile.n * Tile::kTileN;
-      StagedRows rows;
-      for (int warpgroup = 0; warpgroup < Tile::kMathWarpgroups; ++warpgroup) {
-        const uint32_t first_column = kRowsSplit ? 0 : warpgroup * Tile::kWarpgroupN;
-        if (kRowsSplit || warpgroup == 0) {
-          const uint32_t row = tile.m * Tile::kTileM + warpgroup * Tile::kWarpgroupM;
-          rows = FindRows(sink, may_store, row, n0);
-        }
-        for (int i = 0; i < Tile::kStagingPieces; ++i, ++piece.index) {
-          StorePiece<Tile>(shared_, piece, rows, first_column + i * Tile::kStagingColumns,
-                           static_cast<int>(params_.n - n0));
-        }
-      }
+      float sums[Sm90Math<Tile>::kAccumulators];
+      WarpRows rows;
+      math.Accumulate(sums, KSteps(), [&] { rows = FindRows(position, warp); });
+      // Once known the verdict stays, so later tiles find this phase completed.
+      ptx::MbarrierWait(&shared_.verdict_known, 0);
+      if (shared_.may_store == 0) rows.address = 0;
+      StoreAccumulators<Tile>(shared_, warp, rows, sums);
       __syncwarp();
-      if (may_store) sink.Publish(tile);
+      if (Lane() == 0) ptx::MbarrierArrive(&shared_.tile_stored[stored.slot]);
+      stored.Advance();
     }
   }
 
-  template <typename Sink>
-  __device__ StagedRows FindRows(const Sink& sink, bool may_store, uint32_t first_row,
-                                 uint32_t column) const {
-    StagedRows rows;
-#pragma unroll
-    for (int half = 0; half < StagedRows::kHalves; ++half) {
-      const uint32_t row = first_row + half * 32 + (threadIdx.x & 31);
-      rows.address[half] = may_store && sink.HasRow(row)
-                               ? reinterpret_cast<uint64_t>(sink.RowPointer(row, column))
-                               : 0;
+  __device__ WarpRows FindRows(uint32_t position, uint32_t warp) const {
+    const TileSink<Tile, ReducerPolicy::kReducer> sink(params_);
+    const TileId tile = scheduler_.Decode(position, cta_);
+    const uint32_t warpgroup_n = kRowsSplit ? 0 : warp / 4 * Tile::kWarpgroupN;
+    const uint32_t column = tile.n * Tile::kTileN + warpgroup_n;
+    const uint32_t row =
+        tile.m * Tile::kTileM + (kRowsSplit ? warp : warp % 4) * Tile::kWarpM + Lane() % 16;
+    return {sink.HasRow(row) ? reinterpret_cast<uint64_t>(sink.RowPointer(row, column)) : 0,
+            static_cast<int32_t>(params_.n - column)};
+  }
+
+  /// Says whether this launch may store, and publishes each tile once all math warps have stored.
+  __device__ void Publish() {
+    const TileSink<Tile, ReducerPolicy::kReducer> sink(params_);
+    const bool may_store = sink.BeforeFirstStore();
+    if (Lane() == 0) {
+      shared_.may_store = may_store;
+      ptx::MbarrierArrive(&shared_.verdict_known);
     }
-    return rows;
+    TileQueueReader<Tile> queue;
+    PipelineState<Tile::kStoredSlots> stored;
+    uint32_t position;
+    while (queue.Pop(shared_, &position)) {
+      ptx::MbarrierWait(&shared_.tile_stored[stored.slot], stored.parity);
+      stored.Advance();
+      if (may_store) sink.Publish(scheduler_.Decode(position, cta_));
+    }
   }
 
   __device__ void Communicate() {

@@ -27,7 +27,10 @@ class Sm90Math {
   }
 
   /// All k steps of one tile. On return the sums are in `d` and every stage has been released.
-  __device__ __forceinline__ void Accumulate(float (&d)[kAccumulators], int k_steps) {
+  /// `meanwhile` is called once, while the last products are under way.
+  template <typename Meanwhile>
+  __device__ __forceinline__ void Accumulate(float (&d)[kAccumulators], int k_steps,
+                                             Meanwhile meanwhile) {
     uint32_t previous = 0;
     for (int step = 0; step < k_steps; ++step) {
       const uint32_t stage = state_.slot;
@@ -42,6 +45,7 @@ class Sm90Math {
       previous = stage;
       state_.Advance();
     }
+    meanwhile();
     ptx::WgmmaWait<0>();
     ptx::WgmmaPin(d);
     Release(previous);

@@ -36,29 +36,32 @@ struct Sm90Tile {
   static constexpr int kBoxesPerCta = kTileN / kCluster / kBoxN;
   static constexpr int kBoxBytes = kBoxN * kTileK * 2;
 
-  // The epilogue passes through shared memory in pieces of 64 rows; two pieces are in flight. Rows
-  // are 16 bytes longer than their data: eight rows of a stmatrix then hit distinct banks.
+  // The epilogue passes through shared memory: every math warp lays out its 16 rows, in pieces, as
+  // rows 16 bytes longer than their data, so that eight rows of a stmatrix hit distinct banks.
+  static constexpr int kMathWarps = 4 * kMathWarpgroups;
+  static constexpr int kWarpM = 16;
   static constexpr int kStagingColumns = kWarpgroupN < 128 ? kWarpgroupN : 128;
-  static constexpr int kStagingPieces = kWarpgroupN / kStagingColumns;  // per warpgroup and tile
   static constexpr int kStagingPitchBytes = kStagingColumns * 2 + 16;
-  static constexpr int kStagingBytes = kWarpgroupM * kStagingPitchBytes;
-  static constexpr int kStagingBuffers = 2;
+  static constexpr int kStagingBytes = kWarpM * kStagingPitchBytes;  // of one warp
 
   static constexpr int kQueueSlots = 2;
-  // The store warp, the math warps, and the load warp of every CTA but the claiming leader.
-  static constexpr int kQueueReaders = kCluster * (1 + 4 * kMathWarpgroups) + kCluster - 1;
+  // The publishing warp, the math warps, and the load warp of every CTA but the claiming leader.
+  static constexpr int kQueueReaders = kCluster * (1 + kMathWarps) + kCluster - 1;
+  // Math warps can have stored the tiles in the queue and one more before the publishing warp looks.
+  static constexpr int kStoredSlots = kQueueSlots + 1;
 
   struct alignas(1024) SharedStorage {
     uint8_t a[kStages][kABytes];
     uint8_t b[kStages][kBBytes];
-    alignas(128) uint8_t staging[kStagingBuffers][kStagingBytes];
+    alignas(128) uint8_t staging[kMathWarps][kStagingBytes];
     uint64_t stage_full[kStages];
     uint64_t stage_empty[kStages];
-    uint64_t staging_full[kStagingBuffers];
-    uint64_t staging_empty[kMathWarpgroups][kStagingBuffers];
+    uint64_t tile_stored[kStoredSlots];
+    uint64_t verdict_known;
     uint64_t queue_full[kQueueSlots];
     uint64_t queue_empty[kQueueSlots];
     uint32_t queue_tile[kQueueSlots];
+    uint32_t may_store;
     alignas(16) uint8_t comm_mailbox[64];
   };
   static constexpr int kSharedBytes = static_cast<int>(sizeof(SharedStorage));
