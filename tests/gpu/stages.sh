@@ -48,7 +48,8 @@ build() {  # The extension module with the Hopper kernels, beside the Python fil
 start_mps() {
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
   export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-  nvidia-cuda-mps-control -d
+  # Serves every GPU: were it told of one, its clients would know that one as number 0.
+  env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d
 }
 
 stop_mps() {  # Returns when control and server are gone: kill tests begin after that.
