@@ -42,7 +42,7 @@ def test_processes_share_memory(hub: Hub) -> None:
     ranks = len(hub._workers)
     setup = Setup("share", group(hub))
     verdict = one_verdict(hub.run("open_kept", {"setup": setup}))
-    assert verdict[0] == "peers"
+    assert verdict[0] == "peers", verdict
     assert "ranks 0 and 1 share one GPU" in verdict[2]
     assert hub.run("check_kept", {"name": "share"}) == [None] * ranks
     hub.run("write_to_peers", {"name": "share"})
@@ -76,7 +76,7 @@ def test_fabric_is_believed_only_after_a_trial(hub: Hub) -> None:
         assert verdict[1] == SymmUnavailableError.__name__
         assert "fabric handles do not work in process 0" in verdict[2]
     else:
-        assert verdict[0] == "peers"
+        assert verdict[0] == "peers", verdict
 
 
 def test_out_of_memory_names_the_setting(hub: Hub) -> None:
