@@ -25,6 +25,7 @@ from jax_symm.ops.reference import local_product
 from jax_symm.workspace import Workspace
 
 _CACHE_BYTES = 150e6
+_CALLS = 8  # of a program, so that its dispatch does not count
 _REPEATS = 3
 
 Times = dict[str, list[float]]
@@ -49,9 +50,15 @@ class Program:
 
 
 def count_of_sets(case: Case, ranks: int = 1) -> int:
-    """Sets of inputs that are together larger than a cache."""
+    """Sets of inputs that are together larger than a cache; calls take them in turn."""
     per_set = 2 * ranks * (case.m * case.k + case.k * case.n + case.m * case.n)
-    return max(2, min(8, 1 + int(_CACHE_BYTES // per_set)))
+    return next(n for n in (2, 4, 8) if n * per_set > _CACHE_BYTES or n == _CALLS)
+
+
+def _take_turns(drawn: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The operands of every call of a program."""
+    calls = list(drawn) * (_CALLS // len(drawn))
+    return [x for x, _ in calls], [w for _, w in calls]
 
 
 def _draw(
@@ -67,14 +74,13 @@ def _draw(
 def make_inputs(
     mesh: Mesh, case: Case, w_layout: str
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Sets of operands, sharded over k."""
+    """Operands, call by call, sharded over k."""
     x_sharding = NamedSharding(mesh, P(None, "tp"))
     w_sharding = NamedSharding(mesh, _w_spec(w_layout))
     k = case.k * mesh.size
     draw = functools.partial(_draw, m=case.m, k=k, n=case.n, w_layout=w_layout)
     make = jax.jit(draw, out_shardings=(x_sharding, w_sharding))
-    drawn = [make(jax.random.key(i)) for i in range(count_of_sets(case))]
-    return [x for x, _ in drawn], [w for _, w in drawn]
+    return _take_turns([make(jax.random.key(i)) for i in range(count_of_sets(case))])
 
 
 def _w_spec(w_layout: str) -> P:
@@ -83,8 +89,8 @@ def _w_spec(w_layout: str) -> P:
 
 def inputs_of_ranks(
     device: Any, ranks: int, case: Case, w_layout: str
-) -> tuple[list[list[jax.Array]], list[list[jax.Array]]]:
-    """Operands of every rank, set by set."""
+) -> tuple[list[tuple[jax.Array, ...]], list[tuple[jax.Array, ...]]]:
+    """Operands of every rank, call by call."""
     draw = jax.jit(
         functools.partial(_draw, m=case.m, k=case.k, n=case.n, w_layout=w_layout)
     )
@@ -93,9 +99,7 @@ def inputs_of_ranks(
             [draw(jax.random.key(ranks * one + rank)) for rank in range(ranks)]
             for one in range(count_of_sets(case, ranks))
         ]
-    return [[x for x, _ in one] for one in drawn], [
-        [w for _, w in one] for one in drawn
-    ]
+    return _take_turns([tuple(zip(*one, strict=True)) for one in drawn])
 
 
 def one_after_the_other(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,9 +141,12 @@ def compile_program(
 
 
 def unfused_programs(
-    xs: Any, ws: Any, ranks: int, case: Case, w_layout: Any
+    xs: Any, ws: Any, ranks: int, case: Case, w_layout: Any, *, results: int = 1
 ) -> dict[str, Program]:
-    """XLA's products of all ranks with and without a reduction, and its parts alone."""
+    """XLA's products of all ranks with and without a reduction, and its parts alone.
+
+    Where every rank wants the sum, `results` is how many copies of it are written.
+    """
 
     def products(xs: Any, ws: Any) -> list[jax.Array]:
         pairs = zip(xs, ws, strict=True)
@@ -150,7 +157,13 @@ def unfused_programs(
         return jnp.asarray(total).astype(partials[0].dtype)
 
     def products_and_reduction(xs: Any, ws: Any) -> jax.Array:
-        return reduction(lax.optimization_barrier(products(xs, ws)))
+        total = reduction(lax.optimization_barrier(products(xs, ws)))
+        if results == 1:
+            return total
+        # Else XLA would add up the partials again for each copy.
+        return jnp.broadcast_to(
+            lax.optimization_barrier(total), (results, *total.shape)
+        )
 
     # A copy that reads and writes as many bytes as the reduction does.
     size = case.m * case.n * (ranks + 1) // 2

@@ -244,9 +244,11 @@ def time_shared(
       **options: Of `SharedGpu`.
     """
     xs, ws = inputs_of_ranks(device, ranks, case, arguments.w_layout)
-    programs = unfused_programs(xs, ws, ranks, case, arguments.w_layout)
+    unfused = functools.partial(
+        unfused_programs, xs, ws, ranks, case, arguments.w_layout
+    )
     if backend is None:
-        times = interleave(programs, arguments.rounds, len(xs))
+        times = interleave(unfused(), arguments.rounds, len(xs))
         return [reduction_row(case, ranks, times)]
     rows = []
     with SharedGpu(ranks, device, backend, max_m=case.m, n=case.n, **options) as shared:
@@ -257,9 +259,13 @@ def time_shared(
                 )
                 for path, reducer in (("peer", "push"), ("peer_pull", "pull"))
             }
-            times = interleave({**fused, **programs}, arguments.rounds, len(xs))
-            # What no rank can do without: partials written once and read once.
-            bytes_us = statistics.median(times["copy"]) * 2 * ranks / (ranks + 1)
+            results = ranks if op == "all_reduce" else 1
+            programs = {**fused, **unfused(results=results)}
+            times = interleave(programs, arguments.rounds, len(xs))
+            # What no rank can do without: partials written once and read once, results
+            # written. The copy reads and writes ranks + 1 times m x n elements.
+            moved = (2 * ranks + results) / (ranks + 1)
+            bytes_us = statistics.median(times["copy"]) * moved
             rows += [
                 make_row(op, case, ranks, path, times, bytes_us, shared=True)
                 for path in fused

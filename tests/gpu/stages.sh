@@ -48,8 +48,9 @@ build() {  # The extension module with the Hopper kernels, beside the Python fil
 start_mps() {
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
   export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-  # Serves every GPU: were it told of one, its clients would know that one as number 0.
-  env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d
+  nvidia-cuda-mps-control -d
+  gpu=$CUDA_VISIBLE_DEVICES
+  export CUDA_VISIBLE_DEVICES=0 # the one GPU of the server, as its clients count
 }
 
 stop_mps() {  # Returns when control and server are gone: kill tests begin after that.
@@ -63,6 +64,7 @@ stop_mps() {  # Returns when control and server are gone: kill tests begin after
     worst=1
   fi
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  export CUDA_VISIBLE_DEVICES=$gpu
 }
 
 # Runs the stages that were asked for, in their order; all of them where none was.
