@@ -14,8 +14,8 @@ namespace jax_symm {
 
 /// Where the 16 rows of a math warp go.
 struct WarpRows {
-  uint64_t address;    // of row `lane % 16`, at the warp's first column; 0 drops the row
-  int32_t columns;     // that exist, from the warp's first one on; may be more than it has
+  uint64_t address;  // of row `lane % 16`, at the warp's first column; 0 drops the row
+  int32_t columns;   // that exist, from the warp's first one on; may be more than it has
 };
 
 /// Rounds kStagingColumns columns of the warp's sums and lays them out as rows.

@@ -47,7 +47,8 @@ struct Sm90Tile {
   static constexpr int kQueueSlots = 2;
   // The publishing warp, the math warps, and the load warp of every CTA but the claiming leader.
   static constexpr int kQueueReaders = kCluster * (1 + kMathWarps) + kCluster - 1;
-  // Math warps can have stored the tiles in the queue and one more before the publishing warp looks.
+  // Math warps can have stored the tiles in the queue and one more before the publishing warp
+  // looks.
   static constexpr int kStoredSlots = kQueueSlots + 1;
 
   struct alignas(1024) SharedStorage {
