@@ -55,7 +55,7 @@ class CommLoop {
   static constexpr uint32_t kCommThreads = Tile::kCommThreads;
   static constexpr uint32_t kVectorsPerRow = Tile::kTileN / kVectorElements;
   static constexpr uint32_t kRowsPerPass = kCommThreads / kVectorsPerRow;
-  static constexpr uint32_t kCopiesInFlight = 4;
+  static constexpr uint32_t kCopiesInFlight = 8;
   static_assert(kCommThreads % kVectorsPerRow == 0, "threads cover whole rows");
 
   __device__ bool FirstWarp() const { return thread_ < 32; }
@@ -169,34 +169,38 @@ class CommLoop {
     }
   }
 
-  /// Copies results, kVectors x 16 bytes for eight columns, to the output.
+  /// Copies results, kVectors x 16 bytes for eight columns, to the output. Rows are equally far
+  /// apart on both sides.
   template <int kVectors>
   __device__ void CopyRows(const CommItem& item) const {
     constexpr uint32_t kPlaces = kCopiesInFlight / kVectors;
+    const uint32_t column = ColumnOf(item);
     const uint64_t workspace = params_.workspace[params_.rank].value;
+    const uint64_t from_pitch = params_.data_pitch * OutputBytes(params_.output_type);
+    const uint64_t to_pitch = params_.output_pitch * OutputBytes(params_.output_type);
     const RowPosition begin = params_.rows.Locate(item.rows.begin);
     const uint32_t count = item.rows.end - item.rows.begin;
     for (uint32_t row = FirstRow(); row < count; row += kRowsPerPass * kPlaces) {
-      Place places[kPlaces];
+      const uint64_t from = workspace + ResultOffset(params_, item.rows.begin + row, column);
+      auto* to = static_cast<uint8_t*>(OutputAddress(params_, item.rows.begin + row, column));
       ptx::Vector loaded[kPlaces][kVectors];
+      uint32_t live = 0;
 #pragma unroll
       for (uint32_t p = 0; p < kPlaces; ++p) {
-        places[p] = PlaceOf(item, begin, row + p * kRowsPerPass, /*own_rows=*/false);
-        const uint64_t from =
-            workspace + ResultOffset(params_, places[p].output_row, ColumnOf(item));
+        if (!PlaceOf(item, begin, row + p * kRowsPerPass, /*own_rows=*/false).live) continue;
+        live |= 1u << p;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-          if (!places[p].live) continue;
-          loaded[p][v] = ptx::LoadVector(reinterpret_cast<const void*>(from + 16 * v));
+          const uint64_t address = from + p * kRowsPerPass * from_pitch + 16 * v;
+          loaded[p][v] = ptx::LoadVector(reinterpret_cast<const void*>(address));
         }
       }
 #pragma unroll
       for (uint32_t p = 0; p < kPlaces; ++p) {
-        auto* to =
-            static_cast<uint8_t*>(OutputAddress(params_, places[p].output_row, ColumnOf(item)));
+        if ((live >> p & 1) == 0) continue;
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-          if (places[p].live) ptx::StoreVector(to + 16 * v, loaded[p][v]);
+          ptx::StoreVector(to + p * kRowsPerPass * to_pitch + 16 * v, loaded[p][v]);
         }
       }
     }

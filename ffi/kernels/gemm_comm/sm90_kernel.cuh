@@ -70,9 +70,9 @@ class Sm90GemmComm {
   static constexpr bool kPaired = Tile::kCluster > 1;
   static constexpr bool kRowsSplit = Tile::kWarpgroupsAlongN == 1;
   static constexpr uint32_t kCommBarrier = 1;
-  // 128 * (152 + 2 * 176) registers: 64,512 of the 65,536 of an SM.
-  static constexpr uint32_t kServiceRegisters = 152;
-  static constexpr uint32_t kMathRegisters = 176;
+  // 128 * (160 + 2 * 176) registers are all that an SM has.
+  static constexpr uint32_t kServiceRegisters = 168;
+  static constexpr uint32_t kMathRegisters = 168;
 
   __device__ void Prepare() {
     ptx::PrefetchTensorMap(&x_map_);
