@@ -1,9 +1,16 @@
-"""Draws the rows of a benchmark: speed-up over the other side, and a roofline."""
+"""Draws the rows of a benchmark: speed-up over each other side, and a roofline."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_COLUMNS = 4
+_STYLES = {"peer_pull": "x--", "multicast": "s:"}
+
+Row = dict[str, Any]
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -19,46 +26,53 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in document["rows"] if row["op"] != "reduction"]
+    panels = _groups(rows, lambda r: f"{r['op']}, R = {r['R']}, over {r['ratio_to']}")
     sending = [row for row in rows if row["gbps"] > 0 and row["tflops"] > 0]
-    panels = 2 if sending else 1
-    figure, grid = pyplot.subplots(1, panels, figsize=(7 * panels, 6), squeeze=False)
-    _draw_ratios(grid[0, 0], rows)
+    count = len(panels) + bool(sending)
+    lines, columns = math.ceil(count / _COLUMNS), min(count, _COLUMNS)
+    size = (5 * columns, 4 * lines)
+    figure, grid = pyplot.subplots(lines, columns, figsize=size, squeeze=False)
+    axes = list(grid.flat)
+    for title, panel in panels.items():
+        _draw_ratios(axes.pop(0), title, panel)
     if sending:
-        _draw_roofline(grid[0, 1], rows, sending)
+        _draw_roofline(axes.pop(0), rows, sending)
+    for unused in axes:
+        unused.axis("off")
     figure.suptitle(document["machine"]["devices"])
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
 
 
-def _series(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each line: same operation, path, ranks and layer."""
-    series: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        label = f"{row['op']} {row['path']} R={row['R']} {row.get('name', '')}"
-        series.setdefault(label, []).append(row)
-    return {label: sorted(one, key=lambda r: r["m"]) for label, one in series.items()}
+def _groups(rows: list[Row], title: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda r: (r["R"], r["ratio_to"])):
+        groups.setdefault(title(row), []).append(row)
+    return groups
 
 
-def _draw_ratios(axes: Any, rows: list[dict[str, Any]]) -> None:
-    for label, one in _series(rows).items():
-        axes.plot([r["m"] for r in one], [r["ratio"] for r in one], "o-", label=label)
+def _draw_ratios(axes: Any, title: str, rows: list[Row]) -> None:
+    """One line a layer and path, over m."""
+    layers = _groups(rows, lambda r: f"{r.get('name', '')}, n={r['n']} k={r['k']}")
+    for number, (layer, of_layer) in enumerate(layers.items()):
+        for path, line in _groups(of_layer, lambda r: str(r["path"])).items():
+            line.sort(key=lambda r: int(r["m"]))
+            ms, ratios = [r["m"] for r in line], [r["ratio"] for r in line]
+            style, label = _STYLES.get(path, "o-"), f"{layer}, {path}"
+            axes.plot(ms, ratios, style, color=f"C{number}", markersize=4, label=label)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("m")
-    others = sorted({row["ratio_to"] for row in rows})
-    axes.set_ylabel(f"speed over {', '.join(others)}")
-    if rows:
-        axes.legend(fontsize=6)
+    axes.set_title(title, fontsize=8)
+    axes.legend(fontsize=6)
 
 
-def _draw_roofline(
-    axes: Any, rows: list[dict[str, Any]], sending: list[dict[str, Any]]
-) -> None:
+def _draw_roofline(axes: Any, rows: list[Row], sending: list[Row]) -> None:
     """TFLOP/s over flops per byte sent, under the best rates seen in these rows."""
-    for label, one in _series(sending).items():
-        intensity = [1e3 * r["tflops"] / r["gbps"] for r in one]
-        axes.plot(intensity, [r["tflops"] for r in one], "o", label=label)
+    for label, points in _groups(sending, lambda r: f"{r['op']}, R = {r['R']}").items():
+        intensity = [1e3 * r["tflops"] / r["gbps"] for r in points]
+        axes.plot(intensity, [r["tflops"] for r in points], ".", label=label)
     axes.set_xlabel("flops per byte sent")
     axes.set_ylabel("TFLOP/s")
     peak = max(
@@ -70,3 +84,4 @@ def _draw_roofline(
     axes.plot(xs, [peak / 16, peak, peak], "k--", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.legend(fontsize=6)

@@ -35,7 +35,7 @@ bench() {  # bench NAME LIMIT_S ARGUMENTS...: the benchmark; its JSON grows case
   stage "$name" "$limit" python3 -c 'import sys
 from jax_symm import _backends, __main__
 _backends.forbid_multicast()
-sys.exit(__main__.main(["bench", *sys.argv[1:]]))' --out "$out/$name.json" "${plot[@]}" "$@"
+sys.exit(__main__.main(sys.argv[1:]))' bench --out "$out/$name.json" "${plot[@]}" "$@"
 }
 
 build() {  # The extension module with the Hopper kernels, beside the Python files.

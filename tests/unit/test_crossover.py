@@ -46,8 +46,19 @@ def test_only_push_between_gpus_counts():
     assert _crossover.from_rows(others) == []
 
 
-def test_nothing_is_measured_yet():
-    assert _crossover.table() == ()
+def test_the_table_has_each_layer_once():
+    keys = [tuple(one[c] for c in _crossover._COLUMNS) for one in _crossover.table()]
+    assert len(set(keys)) == len(keys) > 0
+    assert {one["arch"] for one in _crossover.table()} == {
+        "sm90"
+    }  # run on nothing else
+    assert all(
+        one["least_m"] is None or one["least_m"] > 0 for one in _crossover.table()
+    )
+
+
+def test_what_was_not_measured_is_predicted(measured):
+    measured()
     assert _crossover.find("sm90", "all_reduce", 8, 7168, 1536) is None
     assert "predicted" in plan().reason
 

@@ -70,7 +70,8 @@ class Sm90GemmComm {
   static constexpr bool kPaired = Tile::kCluster > 1;
   static constexpr bool kRowsSplit = Tile::kWarpgroupsAlongN == 1;
   static constexpr uint32_t kCommBarrier = 1;
-  // 128 * (160 + 2 * 176) registers are all that an SM has.
+  // What every thread has at entry. Said all the same: ptxas then gives each role registers of its
+  // own, and nothing spills.
   static constexpr uint32_t kServiceRegisters = 168;
   static constexpr uint32_t kMathRegisters = 168;
 
