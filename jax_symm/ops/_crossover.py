@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jax_symm.ops._rules import Op
 
 _COLUMNS = ("arch", "op", "R", "n", "k")
+_REACH = 4.0  # a layer speaks for others up to this factor away, in n and k together
 
 
 class Crossover(NamedTuple):
@@ -34,7 +35,7 @@ def table() -> tuple[dict[str, Any], ...]:
 
 
 def find(arch: str, op: Op, ranks: int, n: int, k: int) -> Crossover | None:
-    """The measured layer that is nearest in n and k; None where there is none."""
+    """The measured layer that is nearest in n and k; None where none is near."""
     measured = [
         Crossover(one["n"], one["k"], one["least_m"])
         for one in table()
@@ -44,7 +45,9 @@ def find(arch: str, op: Op, ranks: int, n: int, k: int) -> Crossover | None:
     def distance(one: Crossover) -> float:
         return abs(math.log(one.n / n)) + abs(math.log(one.k / k))
 
-    return min(measured, key=distance, default=None)
+    nearest = min(measured, key=distance, default=None)
+    near = nearest is not None and distance(nearest) <= math.log(_REACH)
+    return nearest if near else None
 
 
 def from_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -63,6 +63,14 @@ def test_what_was_not_measured_is_predicted(measured):
     assert "predicted" in plan().reason
 
 
+def test_a_layer_speaks_for_its_neighbours_only(measured):
+    layer = {"n": 4096, "k": 2048, "least_m": 512}
+    measured({"arch": "sm90", "op": "all_reduce", "R": 8, **layer})
+    assert _crossover.find("sm90", "all_reduce", 8, 8192, 4096) == (4096, 2048, 512)
+    assert _crossover.find("sm90", "all_reduce", 8, 8192, 4104) is None
+    assert _crossover.find("sm90", "all_reduce", 4, 4096, 2048) is None
+
+
 def test_auto_follows_the_nearest_layer(measured):
     common = {"arch": "sm90", "op": "reduce_scatter", "R": SPEC.world_size}
     measured(
