@@ -60,18 +60,24 @@ def mlp_operands():
 MLP_SPECS = (ROWS, COLUMNS, COLUMNS, P("tp", None))
 
 
+@pytest.mark.parametrize("w_layout", ["kn", "nk"])
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_values_and_gradients(check_vma, mesh, workspace):
+def test_values_and_gradients(check_vma, w_layout, mesh, workspace):
     x, w = integers(0, (16, 8)), integers(1, (8, 16))
+    w, columns = (w, COLUMNS) if w_layout == "kn" else (w.T, ROWS)
 
-    def run(body):
-        function = sharded(body, mesh, (ROWS, COLUMNS), COLUMNS, check_vma=check_vma)
+    def run(call, **options):
+        body = lambda x, w: call(x, w, "tp", w_layout=w_layout, **options)
+        function = sharded(body, mesh, (ROWS, columns), COLUMNS, check_vma=check_vma)
         loss = lambda x, w: jnp.sum(function(x, w) ** 2)
         return jax.jit(function)(x, w), jax.jit(jax.grad(loss, (0, 1)))(x, w)
 
     before = host_calls(workspace)
-    jax.tree.map(np.testing.assert_array_equal, run(gather(workspace)), run(lax_gather))
+    ours = run(jax_symm.all_gather_gemm, workspace=workspace)
+    jax.tree.map(np.testing.assert_array_equal, ours, run(reference.all_gather_gemm))
     assert host_calls(workspace) > before, "the transpose is our reduce-scatter"
+    product = np.asarray(x) @ np.asarray(w if w_layout == "kn" else w.T)
+    np.testing.assert_array_equal(ours[0], product)
 
 
 def test_second_derivatives(mesh, workspace):

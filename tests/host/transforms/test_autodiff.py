@@ -164,6 +164,33 @@ def test_derivatives(op, name, where, check_vma, mesh, workspace):
     assert_trees_equal(ours, result(lambda x, w: DEFINITION[op](x, w, "tp")))
 
 
+@pytest.mark.parametrize("wide", [None, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("op", OPS)
+def test_sixteen_bit_operands(op, dtype, wide, mesh, workspace):
+    """Values, gradients and gradients of each entry of a batch have the right dtypes."""
+    x, w = (a.astype(dtype) for a in operands(10))
+    out = OUT_SPEC[op]
+
+    def results(call, **options):
+        body = lambda x, w: call(x, w, "tp", preferred_element_type=wide, **options)
+        f = sharded(body, mesh, out_specs=out)
+
+        def loss(x, w):
+            y = f(x, w).astype(jnp.float32)
+            return jnp.sum(jax.lax.stop_gradient(jnp.sign(y)) * y)
+
+        gradient = jax.grad(loss, (0, 1))
+        each = jax.vmap(gradient, (0, None))(jnp.stack([x, -x]), w)
+        return f(x, w), gradient(x, w), each
+
+    run = jax.jit(lambda: results(OURS[op], workspace=workspace, path="host"))
+    ours, wanted = run(), jax.jit(lambda: results(DEFINITION[op]))()
+    assert_trees_equal(ours, wanted)
+    assert ours[0].dtype == (wide or dtype)
+    assert {g.dtype for g in jax.tree.leaves(ours[1:])} == {np.dtype(dtype)}
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_cotangent_wider_than_the_operands(op, mesh, workspace):
     """bfloat16 operands, a float32 result: the cotangent is rounded once, to bfloat16."""

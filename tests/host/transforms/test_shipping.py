@@ -1,5 +1,6 @@
 """AOT, export, serialised executables, the persistent cache, multi-platform lowering (C23)."""
 
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -253,6 +254,38 @@ def test_lowered_for_cuda_alone(op, mesh):
     function = jax.jit(sharded(body, mesh, out_specs=OUT_SPEC[op]))
     text = function.trace(*operands()).lower(lowering_platforms=("cuda",)).as_text()
     assert f"stablehlo.{op.removeprefix('gemm_')}" in text
+
+
+@pytest.mark.requires("kernels")
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_lowered_without_cuda(op, mesh, workspace):
+    """The program of GPUs: one call, also of a batch, its operands row-major; on CPU lax."""
+    on_gpus = object.__new__(jax_symm.Workspace)
+    on_gpus.spec = dataclasses.replace(
+        workspace.spec, platform="gpu", capability="9.0", capacity_bytes=2**30
+    )
+    body = lambda x, w: OURS[op](x, w, "tp", workspace=on_gpus)
+    function = jax.jit(sharded(body, mesh, out_specs=OUT_SPEC[op]))
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8192, 8192),) * 2]
+    batch = jax.ShapeDtypeStruct((2, 8192, 8192), jnp.bfloat16)
+    batched = jax.jit(jax.vmap(function, (0, None)))
+    for traced, rank in (
+        (function.trace(*shapes), 2),
+        (batched.trace(batch, shapes[1]), 3),
+    ):
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        (call,) = (line for line in text.splitlines() if f"@jax_symm.{op}.v1" in line)
+        x_layout = ", ".join(map(str, reversed(range(rank))))
+        assert f"operand_layouts = [dense<[{x_layout}]>" in call
+        assert "dense<[1, 0]> : tensor<2xindex>, dense<> " in call
+        assert "stablehlo.transpose" not in text
+    exported = export.export(
+        function,
+        platforms=("cpu", "cuda"),
+        disabled_checks=jax_symm.export_safety_checks(),
+    )(*shapes)
+    assert exported.mlir_module().count(f"@jax_symm.{op}.v1") == 1
+    assert f"stablehlo.{op.removeprefix('gemm_')}" in exported.mlir_module()
 
 
 def test_a_symbolic_size_is_refused_in_words(mesh, workspace):
