@@ -58,8 +58,9 @@ def test_a_compilation_cache_that_processes_share(tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     for max_m in (16, 16, 64):
-        first, _ = launch("compiles_again", argument=max_m, env=env)
+        first, second = launch("compiles_again", argument=max_m, env=env)
         assert first.results["written"] > 0, "the cache is on"
+        assert first.results["text"] == second.results["text"]
 
 
 def test_a_long_temporary_folder(tmp_path):

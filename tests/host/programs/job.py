@@ -46,10 +46,12 @@ def call(mesh, workspace):
             out_specs=P(),
         )
     )
-    y = f(put(x, P(None, "tp")), put(w, P("tp", None)))
+    args = put(x, P(None, "tp")), put(w, P("tp", None))
+    y = f(*args)
     np.testing.assert_array_equal(
         np.asarray(y.addressable_shards[0].data), 2.0**mesh.devices.size - 1
     )
+    return f.lower(*args).as_text()
 
 
 def works(note, _):
@@ -68,8 +70,9 @@ def compiles_again(note, max_m):
     mesh = mesh_of_all()
     with jax_symm.Workspace(mesh, "tp", **{**SIZES, "max_m": max_m}) as workspace:
         call(mesh, workspace)
-        call(mesh, workspace)
+        text = call(mesh, workspace)
     note("written", len(written))
+    note("text", text)
 
 
 def refused(note, _):

@@ -21,6 +21,7 @@ from _programs import (
     sharded,
 )
 from jax.experimental import checkify
+from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec as P
 
 import jax_symm
@@ -101,6 +102,38 @@ def test_jvp_of_vmap_of_scan(check_vma, mesh, workspace):
     got = derivative(ours("gemm_all_reduce", workspace))
     wanted = derivative(definition("gemm_all_reduce"))
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def branch(call, n, x, w):
+    y = jax.lax.cond(n > 1, lambda: call(x, w), lambda: call(2 * x, w))
+    return jax.lax.pcast(y, "tp", to="varying")
+
+
+def loop(call, n, x, w):
+    def again(carry):
+        i, x = carry
+        start = jax.lax.axis_index("tp") * 4
+        mine = jax.lax.dynamic_slice_in_dim(call(x, w), start, 4, 1)
+        return i + 1, jnp.sign(mine)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < n, again, (0, x))[1]
+
+
+@pytest.mark.parametrize("program", [branch, loop])
+def test_predicates_that_vmap_batches(program, mesh, workspace):
+    """Every rank runs every branch, and a loop until its last entry ends."""
+    ns, x, w = jnp.array([1, 3, 2]), integers(0, (3, 8, 16)), integers(1, (16, 16))
+
+    def results(call):
+        each = functools.partial(program, call)
+        body = lambda ns, x, w: jax.vmap(each, (0, 0, None))(ns, x, w)
+        batched = P(None, None, "tp")
+        return jax.jit(sharded(body, mesh, (P(), batched, W_SPEC), batched))(ns, x, w)
+
+    np.testing.assert_array_equal(
+        results(ours("gemm_all_reduce", workspace)),
+        results(definition("gemm_all_reduce")),
+    )
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -200,7 +233,7 @@ def test_checkify(checks, mesh, workspace):
 
 @pytest.mark.parametrize("op", OPS)
 def test_modes_of_jax(op, mesh, workspace):
-    """disable_jit, NaN and leak checks, strict promotion, x64: ours runs in each."""
+    """disable_jit, NaN, leak and type checks, strict promotion, x64: ours runs in each."""
     x, w = operands()
     out = OUT_SPEC[op]
     function = lambda *a: sharded(ours(op, workspace), mesh, out_specs=out)(*a)
@@ -210,6 +243,7 @@ def test_modes_of_jax(op, mesh, workspace):
         jax.checking_leaks(),
         jax.numpy_dtype_promotion("strict"),
         jax.enable_x64(True),
+        jax.enable_checks(True),
     ):
         with mode:
             before = host_calls(workspace)
@@ -279,6 +313,29 @@ def test_pmap_and_smap(mesh, workspace):
     with jax.set_mesh(mesh):
         f = jax.smap(body, in_axes=(1, 0), out_axes=None, axis_name="tp")
         np.testing.assert_array_equal(jax.jit(f)(x, w), product())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_abstract_mesh_and_given_layouts(op, mesh, workspace):
+    """Lowered without devices; called with operands that lie column-major in memory."""
+    x, w = operands()
+    function = jax.jit(
+        sharded(ours(op, workspace), mesh.abstract_mesh, out_specs=OUT_SPEC[op])
+    )
+
+    def shape_of(a, spec):
+        sharding = jax.NamedSharding(mesh.abstract_mesh, spec)
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+
+    traced = function.trace(shape_of(x, X_SPEC), shape_of(w, W_SPEC))
+    assert f"@jax_symm.{op}.v1" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+    def column_major(a, spec):
+        form = Format(Layout((1, 0)), jax.NamedSharding(mesh, spec))
+        return jax.device_put(a, form)
+
+    y = function(column_major(x, X_SPEC), column_major(w, W_SPEC))
+    np.testing.assert_array_equal(y, product())
 
 
 def test_named_call(mesh, workspace):

@@ -11,6 +11,7 @@ import pytest
 from _programs import AR_SPEC, OPS, OURS, X_SPEC, host_calls, integers, mesh_of, sharded
 
 import jax_symm
+from jax_symm.ops import _lowering
 
 
 def operands():
@@ -186,6 +187,15 @@ def test_absent_workspace_takes_the_xla_path(op, mesh):
     function = sharded(lambda x, w: OURS[op](x, w, "tp"), mesh, out_specs=out)
     np.testing.assert_array_equal(jax.jit(function)(x, w), product())
     assert "custom_call @jax_symm" not in jax.jit(function).lower(x, w).as_text()
+
+
+def test_the_reason_for_xla_is_logged_once(mesh, caplog):
+    _lowering._log_fallback.cache_clear()  # another test may have been told
+    with caplog.at_level("INFO", logger="jax_symm"):
+        for scale in (1, 2):
+            jax.jit(lambda x, w, s=scale: all_reduce(mesh)(s * x, w))(*operands())
+    assert len(caplog.messages) == 1
+    assert "all_reduce takes the xla path: no workspace" in caplog.messages[0]
 
 
 def test_workspace_of_another_axis_or_mesh(mesh, workspace):
