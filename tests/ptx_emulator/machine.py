@@ -114,6 +114,7 @@ class Machine:
         self.events: list[Event] = []
         self.late_events: list[Event] = []
         self.queues: list[tuple] = []
+        self.queued = 0  # operations in them
         self.firing: tuple[Warp, int] | None = None
         self._elected: dict[bytes, int] = {}
         self._launches = 0

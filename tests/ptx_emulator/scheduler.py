@@ -156,7 +156,8 @@ class Scheduler:
     def _fire_one(self, late: bool = False) -> bool:
         """Lets one pending event happen; `late` also those that were held back."""
         machine = self.machine
-        events, queues = machine.events, [q for q in machine.queues if q[0].ready()]
+        events = machine.events
+        queues = [q for q in machine.queues if q[0].ready()] if machine.queued else []
         total = len(events) + len(queues)
         if not total:
             return late and self._release_late(True)

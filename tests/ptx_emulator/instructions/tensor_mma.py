@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -35,11 +36,16 @@ class TensorQueue:
         self.agent = checker.agent(w.cta.launch) if checker is not None else None
         w.machine.add_queue(self, w.cta.cluster)
 
+    def add(self, item: Callable[[], None], pc: int) -> None:
+        self.items.append((item, pc))
+        self.w.machine.queued += 1
+
     def ready(self) -> bool:
         return bool(self.items)
 
     def fire(self) -> None:
         item, pc = self.items.popleft()
+        self.w.machine.queued -= 1
         self.w.machine.firing = (self.w, pc)
         item()
 
@@ -121,7 +127,7 @@ def _mma(e: Emitter, i: Instruction, m: re.Match):
         checker = w.machine.checker
         if checker is not None:
             mma.op = checker.issue_tensor(w, lane, queue.agent, queue.issued, i.pc)
-        queue.items.append((mma.execute, i.pc))
+        queue.add(mma.execute, i.pc)
         w.machine.progress += 1
         w.machine.counters["tcgen05.mma"] += 1
 
@@ -203,7 +209,7 @@ def _commit(e: Emitter, i: Instruction, m: re.Match):
                     checker.complete_tensor(op, flag)
                 flag.arrive(1, 0)
 
-        queue.items.append((fire, i.pc))
+        queue.add(fire, i.pc)
         w.machine.progress += 1
 
     return body

@@ -84,6 +84,7 @@ class Warpgroup:
     def fire(self) -> None:
         op = self.ops.pop(self.executed)
         machine = self.cta.launch.machine
+        machine.queued -= 1
         machine.firing = (op.warps[min(op.warps)], op.key.pc)
         _execute(machine, self.cta, op)
         self.executed += 1
@@ -232,7 +233,11 @@ def _mma(e: Emitter, i: Instruction, m: re.Match):
 
 
 def _join(state: WarpIssue, key: Key) -> MmaOp:
-    op = state.group.ops.setdefault(state.issued, MmaOp(key))
+    group = state.group
+    op = group.ops.get(state.issued)
+    if op is None:
+        op = group.ops[state.issued] = MmaOp(key)
+        group.cta.launch.machine.queued += 1
     if op.key != key:
         what = f"the warps of a warpgroup issue different operations: {key}, {op.key}"
         raise EmulationError("wgmma", what)
