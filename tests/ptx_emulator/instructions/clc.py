@@ -63,6 +63,8 @@ def _deliver(cta, offset: int, response: np.ndarray, flag, op) -> None:
         cta.launch.machine.checker.async_access(
             op, cta.shared, np.array([offset]), RESPONSE_BYTES, True
         )
+    if cta.shared.watch is not None:
+        cta.shared.watch(np.array([offset]), RESPONSE_BYTES)
     cta.shared.fill(response.view(np.uint8), offset)
     complete_bytes(flag, RESPONSE_BYTES)
 
