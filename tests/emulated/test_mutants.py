@@ -5,7 +5,9 @@ A few mutants of each kind, each by one short run. `mutants.py` judges all of th
 
 import pytest
 from mutant_runs import KERNELS, Trouble
+from mutants import RECORDS
 from ptx_emulator.mutation import rules, score
+from ptx_emulator.mutation.known import COMPILER, known_mutants
 
 pytestmark = pytest.mark.requires("nvcc")
 
@@ -78,3 +80,14 @@ def test_a_host_that_may_read_half_a_record_is_noticed(kernel):
     ]
     record = stores[-1]
     assert judge(kernel, record, fault_run(kernel)), f"line {record.line}"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_records_name_real_mutants_and_edges(kernel):
+    subject, _ = KERNELS[kernel]
+    ptx, known = subject.ptx(), known_mutants(kernel, RECORDS)
+    if COMPILER not in ptx:
+        pytest.skip(f"the records are of nvcc {COMPILER}")
+    score.check_equivalents(ptx, known.equivalent)
+    names = {mutant.name for mutant in rules.mutants(ptx)}
+    assert names >= {*known.equivalent, *known.unexplained}

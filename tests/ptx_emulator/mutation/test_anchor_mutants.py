@@ -13,7 +13,7 @@ import pytest
 from ptx_emulator.anchors import cutlass
 from ptx_emulator.mutation import rules, score
 from ptx_emulator.mutation.anchor_runner import SCHEDULES, runner
-from ptx_emulator.mutation.known import known_mutants
+from ptx_emulator.mutation.known import COMPILER, known_mutants
 
 pytestmark = pytest.mark.requires("nvcc", "cutlass")
 FULL = os.environ.get("JAX_SYMM_TEST_FULL") == "1"
@@ -21,7 +21,6 @@ SAMPLED = (cutlass.SM100_ONE_SM, cutlass.SM90_WGMMA)
 JUDGED = (*SAMPLED, cutlass.SM100_TWO_SM) if FULL else SAMPLED
 SAMPLE = 30  # of each anchor
 PARTS = 10  # so that parallel workers share an anchor
-COMPILER = "release 13.0"  # the records name lines of its PTX
 
 
 def build(anchor: cutlass.GemmAnchor) -> cutlass.BuiltGemm:
