@@ -63,6 +63,11 @@ def test_a_compilation_cache_that_processes_share(tmp_path):
         assert first.results["text"] == second.results["text"]
 
 
+def test_executables_that_every_process_serialised():
+    """C23: loaded in all processes they count their launches alike."""
+    launch("loads_what_it_serialised")
+
+
 def test_a_long_temporary_folder(tmp_path):
     """C36: addresses of sockets do not depend on it."""
     deep = tmp_path / ("d" * 120)

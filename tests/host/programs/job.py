@@ -1,6 +1,7 @@
 """Jobs whose environment or start differs between processes."""
 
 import os
+import pickle
 import time
 
 import jax
@@ -9,6 +10,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import oracle
+from jax.experimental import serialize_executable
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -28,29 +30,32 @@ def mesh_of_all():
     return Mesh(np.asarray(jax.devices()), ("tp",), axis_types=(AxisType.Auto,))
 
 
-def call(mesh, workspace):
+def put(array, mesh, spec):
+    array = np.asarray(array)
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
+
+
+def program(mesh, workspace):
+    """A program, its operands, and a check of its result."""
     x, w = oracle.rank_bits(mesh.devices.size, 16, 8, DTYPE, k_local=8)
+    specs = (P(None, "tp"), P("tp", None))
+    body = lambda x, w: jax_symm.gemm_all_reduce(
+        x, w, "tp", workspace=workspace, path=PATH
+    )
+    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P()))
 
-    def put(array, spec):
-        array = np.asarray(array)
-        sharding = NamedSharding(mesh, spec)
-        return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
-
-    f = jax.jit(
-        jax.shard_map(
-            lambda x, w: jax_symm.gemm_all_reduce(
-                x, w, "tp", workspace=workspace, path=PATH
-            ),
-            mesh=mesh,
-            in_specs=(P(None, "tp"), P("tp", None)),
-            out_specs=P(),
+    def check(y):
+        np.testing.assert_array_equal(
+            np.asarray(y.addressable_shards[0].data), 2.0**mesh.devices.size - 1
         )
-    )
-    args = put(x, P(None, "tp")), put(w, P("tp", None))
-    y = f(*args)
-    np.testing.assert_array_equal(
-        np.asarray(y.addressable_shards[0].data), 2.0**mesh.devices.size - 1
-    )
+
+    return f, (put(x, mesh, specs[0]), put(w, mesh, specs[1])), check
+
+
+def call(mesh, workspace):
+    f, args, check = program(mesh, workspace)
+    check(f(*args))
     return f.lower(*args).as_text()
 
 
@@ -73,6 +78,21 @@ def compiles_again(note, max_m):
         text = call(mesh, workspace)
     note("written", len(written))
     note("text", text)
+
+
+def loads_what_it_serialised(note, _):
+    """Every process its own executable, and the compiled one again between the loads."""
+    mesh = mesh_of_all()
+    with jax_symm.Workspace(mesh, "tp", **SIZES) as workspace:
+        f, args, check = program(mesh, workspace)
+        compiled = f.lower(*args).compile()
+        stored = pickle.dumps(serialize_executable.serialize(compiled))
+        for _ in range(2):
+            check(compiled(*args))
+            loaded = serialize_executable.deserialize_and_load(
+                *pickle.loads(stored), execution_devices=list(mesh.devices.flat)
+            )
+            check(loaded(*args))
 
 
 def refused(note, _):
