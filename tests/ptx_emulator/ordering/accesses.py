@@ -228,18 +228,23 @@ class Accesses(CheckerBase):
         who = _readers(access, granules)
         old = shadow.reader[granules]
         free = (old == 0) | (old == who)
-        who = np.broadcast_to(np.asarray(who, np.int32), old.shape)
-        place, value = granules[free], who[free]
+        if np.count_nonzero(free) == free.size:
+            place, value = granules, who
+        else:
+            value = np.broadcast_to(np.asarray(who, np.int32), old.shape)[free]
+            place = granules[free]
         shadow.reader[place] = value
         shadow.read[place] = access.when
         shadow.read_site[place] = access.site
         further = ~free
-        lost = place[shadow.reader[place] != value]
-        if lost.size:  # several of the lanes read one granule
-            shadow.reader[lost] = shadow.read[lost] = 0
-            further |= np.isin(granules, lost)
+        if not isinstance(who, int):
+            lost = place[shadow.reader[place] != value]
+            if lost.size:  # several of the lanes read one granule
+                shadow.reader[lost] = shadow.read[lost] = 0
+                further |= np.isin(granules, lost)
         if np.count_nonzero(further):
-            self._record_more(shadow, granules[further], who[further], access)
+            others = np.broadcast_to(np.asarray(who, np.int32), old.shape)[further]
+            self._record_more(shadow, granules[further], others, access)
 
     def _record_more(self, shadow: Shadow, granules, who, access: Access) -> None:
         """Readers besides the first, each lane by itself where no two read one granule."""
