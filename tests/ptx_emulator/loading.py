@@ -63,7 +63,7 @@ class LoadedModule:
         return Kernel(_program(self._text, found[0]), tuple(addresses))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _program(text: str, name: str) -> Program:
     module = parse(text)
     return Program(module, module.functions[name])

@@ -392,7 +392,7 @@ class _Parser:
         )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)  # a kernel of ours takes several megabytes
 def parse(text: str) -> Module:
     """Parses one PTX module; the result is shared between machines and must not be changed."""
     return _Parser(text).module()

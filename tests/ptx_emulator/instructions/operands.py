@@ -21,7 +21,7 @@ def _decode(descriptor: int, architecture: str) -> descriptors.SharedDescriptor:
     return descriptors.decode_tcgen05_descriptor(descriptor)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _addresses(descriptor: int, architecture: str, rows: int, k: int, mn_major: bool):
     """[rows, k] element addresses, and the 16-byte chunks that they touch."""
     try:
