@@ -12,7 +12,6 @@ from jax import lax
 from jax_symm.errors import SymmAxisError, SymmValueError
 from jax_symm.group import AxisName, axis_text, axis_tuple
 from jax_symm.ops import reference
-from jax_symm.ops._rules import Op
 
 
 def operands(
@@ -68,19 +67,21 @@ def _refuse_explicit_axes(
         )
 
 
-def warn_about_auto_axes(op: Op, mesh: Any) -> None:
+def warn_about_auto_axes(call: str, stacklevel: int) -> None:
+    """Warns, once for each call and axes; `stacklevel` as from the caller of this."""
+    mesh = jax.sharding.get_abstract_mesh()
     left = tuple((a, mesh.shape[a]) for a in mesh.auto_axes if mesh.shape[a] > 1)
     if left:
-        _warn_once(op, left)
+        _warn_once(call, left, stacklevel + 2)
 
 
 @functools.cache
-def _warn_once(op: Op, left: tuple[tuple[str, int], ...]) -> None:
+def _warn_once(call: str, left: tuple[tuple[str, int], ...], stacklevel: int) -> None:
     names = ", ".join(name for name, _ in left)
     copies = functools.reduce(lambda size, axis: size * axis[1], left, 1)
     warnings.warn(
-        f"{op}: the enclosing jax.shard_map leaves the mesh axes {names} to the "
+        f"{call}: the enclosing jax.shard_map leaves the mesh axes {names} to the "
         f"compiler, which gathers x and w over them, and all {copies} devices along "
         "them do the same work; add them to axis_names to avoid it",
-        stacklevel=5,  # the caller of the operation
+        stacklevel=stacklevel,
     )

@@ -186,6 +186,8 @@ def all_gather_gemm(
         w_layout=w_layout,
         preferred_element_type=preferred_element_type,
     )
+    if spec is not None and path != "xla":
+        warn_about_auto_axes("the transpose of all_gather_gemm", stacklevel=2)
     with jax.named_scope("all_gather_gemm"):
         out: jax.Array = _primitive.all_gather_gemm_p.bind(
             x,
@@ -288,7 +290,7 @@ def _communicate(
     platform = spec.platform if spec is not None else jax.default_backend()
     if spec is not None and path != "xla":
         _rules.check_workspace(problem, axes, spec)
-        warn_about_auto_axes(problem.op, jax.sharding.get_abstract_mesh())
+        warn_about_auto_axes(problem.op, stacklevel=3)
     chosen = _paths.choose(problem, platform, spec, path)
     _rules.require(chosen, problem.op, spec)
     primitive = (

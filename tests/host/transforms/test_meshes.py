@@ -232,6 +232,24 @@ def test_auto_axes_left_over(op):
         check_gradients(function, x, w)
 
 
+def test_auto_axes_left_over_around_all_gather_gemm():
+    """Forward it is lax's; of its transpose, which is our call, the caller is warned."""
+    mesh = mesh_of((2, 4), ("dp", "tp"))
+    x = jax.device_put(operands()[0], NamedSharding(mesh, P("tp", "dp")))
+    w = jax.device_put(operands()[1], NamedSharding(mesh, P("dp", "tp")))
+    with jax_symm.Workspace(mesh, "tp", max_m=64, n=32, dtype="float32") as ws:
+        body = lambda x, w: jax_symm.all_gather_gemm(x, w, "tp", workspace=ws)
+        specs = (P("tp", None), P(None, "tp"))
+        function = sharded(body, mesh, specs, P(None, "tp"), axis_names={"tp"})
+        jax_symm.ops._surroundings._warn_once.cache_clear()
+        with pytest.warns(
+            UserWarning, match="transpose of all_gather_gemm: .* dp"
+        ) as caught:
+            check_gradients(function, x, w)
+        assert [w.filename for w in caught] == [__file__]
+        assert host_calls(ws) == mesh.size
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_explicit_axes_left_over(op):
     """An operand sharded over an Explicit axis outside axis_names is refused at trace."""
