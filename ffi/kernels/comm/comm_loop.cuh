@@ -55,7 +55,7 @@ class CommLoop {
   static constexpr uint32_t kCommThreads = Tile::kCommThreads;
   static constexpr uint32_t kVectorsPerRow = Tile::kTileN / kVectorElements;
   static constexpr uint32_t kRowsPerPass = kCommThreads / kVectorsPerRow;
-  static constexpr uint32_t kCopiesInFlight = 8;
+  static constexpr uint32_t kCopiesInFlight = 6;
   static_assert(kCommThreads % kVectorsPerRow == 0, "threads cover whole rows");
 
   __device__ bool FirstWarp() const { return thread_ < 32; }

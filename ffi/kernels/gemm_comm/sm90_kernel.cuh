@@ -70,10 +70,9 @@ class Sm90GemmComm {
   static constexpr bool kPaired = Tile::kCluster > 1;
   static constexpr bool kRowsSplit = Tile::kWarpgroupsAlongN == 1;
   static constexpr uint32_t kCommBarrier = 1;
-  // What every thread has at entry. Said all the same: ptxas then gives each role registers of its
-  // own, and nothing spills.
-  static constexpr uint32_t kServiceRegisters = 168;
-  static constexpr uint32_t kMathRegisters = 168;
+  // 128 * (152 + 2 * 176) registers: 64,512 of the 65,536 of an SM.
+  static constexpr uint32_t kServiceRegisters = 152;
+  static constexpr uint32_t kMathRegisters = 176;
 
   __device__ void Prepare() {
     ptx::PrefetchTensorMap(&x_map_);
