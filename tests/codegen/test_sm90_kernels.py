@@ -117,3 +117,10 @@ def test_ptx(shape):
     assert "bulk_group" not in text
     # All shared memory is dynamic, so that stages begin at multiples of 1024 bytes.
     assert not re.findall(r"^\s*\.shared", text, re.MULTILINE)
+
+
+def test_what_ptxas_said_outlives_the_ptx_of_the_same_unit():
+    source = unit((64, 128, 7, 1))
+    cubin = compile_cubin(source, "sm_90a")
+    compile_ptx(source, "sm_90a")
+    assert resources.__wrapped__(cubin)  # read again, as a second run would

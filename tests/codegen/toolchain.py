@@ -73,7 +73,9 @@ def _sources_digest() -> str:
 
 
 def _cached(source: str, target: str, suffix: str) -> tuple[Path, bool]:
-    key = hashlib.sha256(f"{_sources_digest()}{source}{target}{_FLAGS}".encode())
+    # The suffix counts, so that each output has a log of its own.
+    text = f"{_sources_digest()}{source}{target}{suffix}{_FLAGS}"
+    key = hashlib.sha256(text.encode())
     folder = Path(tempfile.gettempdir()) / f"jax_symm_codegen_{os.getuid()}"
     folder.mkdir(exist_ok=True)
     path = folder / f"{key.hexdigest()[:24]}{suffix}"
