@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ptx_emulator import EmulationError, Machine
@@ -13,6 +14,14 @@ def machine_for(text, threads=32, *, ranks=1, grid=1, arguments=(), **options):
     for rank in range(ranks):
         machine.launch(rank, kernel, grid, threads, list(arguments))
     return machine
+
+
+def data_and_flags(machine):
+    """64 bytes of each on every rank; the flags are 0."""
+    data, flags = machine.symmetric(64), machine.symmetric(64)
+    for rank in range(machine.ranks):
+        flags.buffer(rank).write(np.zeros(16, np.uint32))
+    return data, flags
 
 
 def error_of(machine, seed=0, schedule=None):

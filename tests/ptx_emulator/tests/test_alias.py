@@ -5,6 +5,7 @@ import pytest
 
 from ptx_emulator import Machine
 
+from .machines import data_and_flags
 from .ptx_text import module, once, spin
 from .test_checker import RANKS, outcome
 
@@ -25,9 +26,7 @@ def multicast(before, after=""):
 
 
 def multicast_build(machine, kernel):
-    data, flags = machine.symmetric(64), machine.symmetric(64)
-    for rank in range(2):
-        flags.buffer(rank).write(np.zeros(16, np.uint32))
+    data, flags = data_and_flags(machine)
     for rank in range(2):
         machine.launch(
             rank, kernel, 1, 1,
@@ -126,10 +125,8 @@ def test_a_thread_between_them_may_run_the_fence():
         )
 
     def build(machine, kernel):
-        data, flags = machine.symmetric(64), machine.symmetric(64)
+        data, flags = data_and_flags(machine)
         data.buffer(1).write(np.zeros(16, np.uint32))
-        for rank in range(2):
-            flags.buffer(rank).write(np.zeros(16, np.uint32))
         for rank in range(2):
             arguments = [
                 data.buffer(rank), flags.address(rank, 1 - rank), flags.buffer(rank),

@@ -5,6 +5,7 @@ import pytest
 
 from ptx_emulator import EmulationError, Machine
 
+from .machines import data_and_flags
 from .ptx_text import module, once, spin, wait
 from .test_checker import outcome
 
@@ -141,9 +142,7 @@ def test_a_flag_may_be_raised_through_multicast_and_polled_through_unicast():
     )
 
     def build(machine, kernel):
-        data, flags = machine.symmetric(64), machine.symmetric(64)
-        for rank in range(2):
-            flags.buffer(rank).write(np.zeros(16, np.uint32))
+        data, flags = data_and_flags(machine)
         for rank in range(2):
             machine.launch(
                 rank, kernel, 1, 1,
