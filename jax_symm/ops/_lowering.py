@@ -146,12 +146,7 @@ def _lower_host(
         axis_index,
         workspace=params["spec"].name,
         call_site=call_site,
-        axis_size=np.int64(problem.world_size),
-        batch=np.int64(problem.batch),
-        rows=np.int64(problem.rows),
-        shard_rows=np.int64(problem.shard_rows),
-        n=np.int64(problem.n),
-        k=np.int64(problem.k),
+        **_sizes(problem),
     )
 
 
@@ -168,16 +163,23 @@ def _lower_cuda(
         axis_index,
         workspace=params["spec"].name,
         call_site=_call_site(problem, ctx),
-        axis_size=np.int64(problem.world_size),
-        batch=np.int64(problem.batch),
-        rows=np.int64(problem.rows),
-        shard_rows=np.int64(problem.shard_rows),
-        n=np.int64(problem.n),
-        k=np.int64(problem.k),
+        **_sizes(problem),
         w_layout=params["w_layout"],
         # "auto" leaves peer or multicast to what the ranks of the workspace agreed on.
         path=params["path"],
     )
+
+
+def _sizes(problem: _rules.Problem) -> dict[str, np.int64]:
+    """The attributes that every target takes."""
+    return {
+        "axis_size": np.int64(problem.world_size),
+        "batch": np.int64(problem.batch),
+        "rows": np.int64(problem.rows),
+        "shard_rows": np.int64(problem.shard_rows),
+        "n": np.int64(problem.n),
+        "k": np.int64(problem.k),
+    }
 
 
 def _call_site(problem: _rules.Problem, ctx: Any) -> np.int64:

@@ -42,6 +42,11 @@ def integers(seed, shape, dtype=jnp.float32):
     return jax.device_put(values.astype(dtype))
 
 
+def operands():
+    """x and w of most tests."""
+    return integers(0, (16, 32)), integers(1, (32, 24))
+
+
 def sharded(body, mesh, in_specs=(X_SPEC, W_SPEC), out_specs=RS_SPEC, **options):
     return jax.shard_map(
         body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options

@@ -18,6 +18,7 @@ from _programs import (
     host_calls,
     integers,
     mesh_of,
+    operands,
     sharded,
 )
 from jax.experimental import checkify
@@ -26,10 +27,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_symm
 from jax_symm import reference
-
-
-def operands():
-    return integers(0, (16, 32)), integers(1, (32, 24))
 
 
 def product():

@@ -14,18 +14,14 @@ from _programs import (
     compiled_text,
     hlo_counts,
     host_calls,
-    integers,
     mesh_of,
+    operands,
     sharded,
 )
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_symm
-
-
-def operands():
-    return integers(0, (16, 32)), integers(1, (32, 24))
 
 
 def check(op, mesh, axis, in_specs, out_specs, operands=operands, **options):

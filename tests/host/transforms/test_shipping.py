@@ -20,7 +20,7 @@ from _programs import (
     W_SPEC,
     X_SPEC,
     host_calls,
-    integers,
+    operands,
     sharded,
 )
 from jax import export
@@ -67,10 +67,6 @@ def run_fresh(code, *args, **env):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def operands():
-    return integers(0, (16, 32)), integers(1, (32, 24))
 
 
 def program(mesh, workspace):

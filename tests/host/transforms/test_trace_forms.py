@@ -12,14 +12,11 @@ from _programs import (
     RS_SPEC,
     host_calls,
     integers,
+    operands,
     sharded,
 )
 
 import jax_symm
-
-
-def operands():
-    return integers(0, (16, 32)), integers(1, (32, 24))
 
 
 @pytest.mark.parametrize("op", OPS)

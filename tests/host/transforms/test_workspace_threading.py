@@ -8,14 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from _programs import AR_SPEC, OPS, OURS, X_SPEC, host_calls, integers, mesh_of, sharded
+from _programs import (
+    AR_SPEC,
+    OPS,
+    OURS,
+    X_SPEC,
+    host_calls,
+    integers,
+    mesh_of,
+    operands,
+    sharded,
+)
 
 import jax_symm
 from jax_symm.ops import _lowering
-
-
-def operands():
-    return integers(0, (16, 32)), integers(1, (32, 24))
 
 
 def product():
